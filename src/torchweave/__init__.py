@@ -1,0 +1,40 @@
+"""Run the forward of one model chunk and the backward of another at once, or learn why they do not overlap.
+
+Importing this package imports neither torch nor numpy: each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchweave.engine.crossing import communication
+    from torchweave.engine.pair import weave
+    from torchweave.errors import TorchweaveError
+    from torchweave.timing import timed
+
+__all__ = ["TorchweaveError", "__version__", "communication", "timed", "weave"]
+
+__version__ = version("torchweave")
+
+_HOME = {
+    "TorchweaveError": "torchweave.errors",
+    "communication": "torchweave.engine.crossing",
+    "timed": "torchweave.timing",
+    "weave": "torchweave.engine.pair",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module at its first use (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'torchweave' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

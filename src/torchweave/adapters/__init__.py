@@ -1,0 +1,1 @@
+"""IDEA: bind a framework to weave. One file each, imported late."""

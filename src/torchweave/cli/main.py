@@ -1,0 +1,77 @@
+"""The `torchweave` command: finds the subcommand, runs it, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from torchweave import __version__
+from torchweave.errors import TorchweaveError, UnreadableInputError, UsageError
+
+# One module a subcommand; its docstring is its help. Each has `configure(parser)` and `run(args) -> exit code`.
+COMMANDS = ("demo",)
+
+EXIT_USAGE = 2
+EXIT_UNREADABLE = 3
+EXIT_FAILED = 4
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose usage errors leave with exit code 2, as every usage error of ours does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(prog="torchweave", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"torchweave {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = import_module(f"torchweave.cli.{name}")
+        doc = module.__doc__ or ""
+        sub = subparsers.add_parser(
+            name,
+            help=doc.strip().splitlines()[0],
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The words after the program's name; None takes them from the process.
+
+    Returns:
+        The exit code: the subcommand's own, 2 for a usage error, 3 for unreadable input, 4 for another error of ours.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except UsageError as error:
+        return _report(error, EXIT_USAGE)
+    except UnreadableInputError as error:
+        return _report(error, EXIT_UNREADABLE)
+    except TorchweaveError as error:
+        return _report(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader (`| head`) has gone; there is nobody left to tell
+        sys.stderr.close()
+        return 141
+
+
+def _report(error: TorchweaveError, code: int) -> int:
+    print(f"torchweave: {error}", file=sys.stderr)
+    return code

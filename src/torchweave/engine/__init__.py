@@ -1,0 +1,1 @@
+"""IDEA: two strands at once. Imports torch."""

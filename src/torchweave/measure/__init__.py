@@ -1,0 +1,1 @@
+"""IDEA: measure a pair honestly, over a real or a simulated link. Imports torch."""
