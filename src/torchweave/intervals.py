@@ -68,4 +68,5 @@ def _covers(intervals: Intervals, borders: npt.NDArray[np.int64]) -> _Mask:
     if len(intervals) == 0:
         return np.zeros(len(borders) - 1, dtype=np.bool_)
     at = np.searchsorted(intervals[:, 0], borders[:-1], side="right") - 1
-    return (at >= 0) & (borders[:-1] < intervals[np.maximum(at, 0), 1])
+    covered: _Mask = (at >= 0) & (borders[:-1] < intervals[np.maximum(at, 0), 1])
+    return covered

@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after the program's name; None takes them from the process.
 
     Returns:
-        The exit code: the subcommand's own, 2 for a usage error, 3 for unreadable input, 4 for another error of ours.
+        The exit code: the subcommand's own, 2 for a usage error, 3 for unreadable input, 4 for another error
+        of ours.
     """
     args = build_parser().parse_args(argv)
     try:
