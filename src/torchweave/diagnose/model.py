@@ -84,8 +84,8 @@ class CauseFound:
     evidence: str
     mend: str
     places: tuple[Place, ...] = ()
-    lost_intervals: Intervals = field(default=EMPTY)
-    idle_intervals: Intervals = field(default=EMPTY)
+    lost_intervals: Intervals = field(default_factory=lambda: EMPTY)
+    idle_intervals: Intervals = field(default_factory=lambda: EMPTY)
 
     @property
     def cost_ms(self) -> float:

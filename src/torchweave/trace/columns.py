@@ -253,11 +253,11 @@ def _op(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]:
     }
 
 
-def _span(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]:
+def _span(rows: list[Event], _: list[Args], to: Columns) -> dict[str, Column]:
     return {"thread": to.thread_codes(rows)}
 
 
-def _wait(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]:
+def _wait(rows: list[Event], args: list[Args], _: Columns) -> dict[str, Column]:
     return {
         "stream": ints([_or(arg.stream, row.tid) for row, arg in zip(rows, args, strict=True)]),
         "correlation": ints([arg.correlation for arg in args]),

@@ -170,10 +170,10 @@ def _calls(columns: Columns, ops: Ops) -> tuple[Calls, Ints]:
     correlation = columns.column(CALL, "correlation")[order]
     external = columns.column(CALL, "external")[order]
     table = (ops.begin, ops.end, ops.thread, ops.external, ops.parent)
-    by_number = link.operators_of(begin, np.full(len(begin), -2), external, correlation, table)
+    by_number = link.operators_of(begin, np.full(len(begin), -2), external, table)
     # an engine thread's operators and calls can carry different thread numbers: learn which are the same
     alias = _aliases(thread, ops.thread[np.maximum(by_number, 0)] if len(ops) else thread, by_number >= 0)
-    op = link.operators_of(begin, alias[thread] if len(thread) else thread, external, correlation, table)
+    op = link.operators_of(begin, alias[thread] if len(thread) else thread, external, table)
     top = ops.parent < 0
     engine = np.unique(ops.thread[top & ops.backward])
     engine = engine[[_mostly(ops.backward[top & (ops.thread == code)]) for code in engine]]

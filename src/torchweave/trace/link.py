@@ -91,7 +91,6 @@ def operators_of(
     begin: Ints,
     thread: Ints,
     external: Ints,
-    correlation: Ints,
     ops: tuple[Ints, Ints, Ints, Ints, Ints],
 ) -> Ints:
     """Return the innermost operator around each call.
@@ -103,7 +102,6 @@ def operators_of(
         begin: Starts of the calls, ns.
         thread: Their threads.
         external: Their numbers of operators.
-        correlation: Their own numbers.
         ops: Begin, end, thread, external and parent columns of the operators.
     """
     op_begin, op_end, op_thread, op_external, op_parent = ops
