@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from torchweave.trace.timeline import Flags, Ints
@@ -41,7 +43,7 @@ def nest(begin: Ints, end: Ints, thread: Ints) -> Ints:
     # its parent is the last one before it that is one less deep: go level by level
     order = np.argsort(depth, kind="stable")
     levels = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
-    for above, rows in zip(levels, levels[1:], strict=False):
+    for above, rows in pairwise(levels):
         parent[rows] = above[np.maximum(np.searchsorted(above, rows) - 1, 0)]
     # rows that overlap without nesting, as damaged traces hold them, have no parent
     row = np.maximum(parent, 0)
