@@ -38,7 +38,8 @@ def diagnose(
         between: The two sides, in words; None chooses them by the rules.
         window_ms: Begin and end of the time to look at, ms after the first work; None for all.
         range_name: Look only at what was launched inside user annotations of this name.
-        late_until: For each operation of the trace, until when it waited for a late peer, ns; None estimates it.
+        late_until: For each operation of the trace, until when it waited for a late peer, ns, or `NOT_LATE`, as the
+            other ranks' traces show; None estimates it.
 
     Returns:
         The frozen record that the reports are made from.
@@ -53,9 +54,8 @@ def diagnose(
     word = verdict(found, sides)
     causes: tuple[CauseFound, ...] = ()
     if word in ("partial", "serial"):
-        known = late_until is not None and len(late_until) == len(window.work)
-        late = late_until if known and late_until is not None else estimate_late(window)
-        causes = _causes(window, sides, blame(window, sides, late))
+        late = estimate_late(window) if late_until is None else late_until[window.rows]
+        causes = _causes(window, sides, blame(window, sides, late, late_is_known=late_until is not None))
         if not causes:
             # one side had nothing left to come whenever the other ran
             word = "nothing_to_overlap"

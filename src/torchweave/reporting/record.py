@@ -44,9 +44,17 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def to_json(diagnoses: Sequence[Diagnosis], *, as_list: bool) -> str:
-    """Return one diagnosis, or a list of them, as JSON text."""
+def to_json(diagnoses: Sequence[Diagnosis], *, as_list: bool, differences: Sequence[str] = ()) -> str:
+    """Return diagnoses as JSON text.
+
+    Args:
+        diagnoses: At least one.
+        as_list: A list even if there is one.
+        differences: What differs between them as ranks of one job: `between_ranks` of each.
+    """
     records = [record(diagnosis) for diagnosis in diagnoses]
+    if differences:
+        records = [{**each, "between_ranks": list(differences)} for each in records]
     return json.dumps(records if as_list else records[0], indent=1, allow_nan=False) + "\n"
 
 
