@@ -120,7 +120,7 @@ def _waiting_for_event(
 ) -> tuple[Ints, list[Charges]]:
     """Charge the time until the awaited operation's end to the wait, or to the peer that came late to it."""
     work = facts.window.work
-    cause, likely, blocker = causes_of_waits(facts.window, facts.sides, facts.pending, waits)
+    cause, likely, blocker = causes_of_waits(facts.window, facts.sides, facts.pending, rows, waits)
     held = waits.awaited >= 0
     awaited = np.maximum(waits.awaited, 0)
     end = (

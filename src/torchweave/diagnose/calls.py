@@ -98,7 +98,10 @@ def _launches_that_wait(timeline: Timeline) -> Ints:
     rows = np.flatnonzero((work.call >= 0) & (work.kind == KERNEL))
     call = work.call[rows]
     waits = calls.end[call] >= work.end[rows] - _CLOCK_NS
-    long = work.end[rows] - work.begin[rows] >= _LONG_KERNEL_NS
+    length = work.end[rows] - work.begin[rows]
+    # with clocks that disagree a kernel can seem to end early: the call must also have lasted as long
+    waits &= calls.end[call] - calls.begin[call] >= 0.9 * length
+    long = length >= _LONG_KERNEL_NS
     proven = waits & long
     # short kernels prove nothing alone; where nearly all long ones are waited for, so are they
     if proven.sum() >= 0.8 * max(int(long.sum()), 1) and proven.any():

@@ -106,10 +106,8 @@ def differences(diagnoses: Sequence[Diagnosis], meetings: Meetings) -> tuple[str
     if meetings.num_matched == 0:
         texts = ["No collective is in two of the traces: their clocks could not be aligned."]
     else:
-        texts = [
-            f"Clocks aligned by {meetings.num_matched} collectives: their ends lie {meetings.spread_us:.1f} us apart "
-            "at the median."
-        ]
+        many, apart_us = meetings.num_matched, meetings.spread_us
+        texts = [f"Clocks aligned by {many} collectives: their ends lie {apart_us:.1f} us apart at the median."]
     worst = max(range(len(ranks)), key=lambda row: meetings.kept_ms[row])
     if meetings.kept_ms[worst] > 0:
         texts.append(

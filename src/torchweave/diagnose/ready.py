@@ -48,7 +48,9 @@ def charge_ready(
     full = no_room(window, running, row)
     queue = _shares_queue(window, pending)[row]
     default = _ordered_by_default_stream(window, sides)[row]
-    choices = [copies, full, queue, default]
+    # when it was issued has to be known: else it may not have been
+    known = work.call[row] >= 0
+    choices = [known & reason for reason in (copies, full, queue, default)]
     codes = [CODE[name] for name in ("copy_engine", "sm_full", "max_connections", "legacy_default_stream")]
     cause = np.select(choices, codes, CODE["unknown"])
     blocker = np.where(queue & ~copies & ~full, pending.issued_before[row], running)

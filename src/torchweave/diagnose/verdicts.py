@@ -18,6 +18,7 @@ from torchweave.diagnose.pending import Pending, read_pending
 from torchweave.diagnose.places import places
 from torchweave.diagnose.scale import lost_cost
 from torchweave.diagnose.sides import Sides, choose_sides
+from torchweave.diagnose.stretch import remarks
 from torchweave.diagnose.window import Window, look_at
 from torchweave.intervals import union
 from torchweave.trace.timeline import Ints, Timeline
@@ -76,6 +77,7 @@ def diagnose(
         warnings=timeline.warnings,
         origin_ns=window.begin,
         device_name=device.name if device else "",
+        remarks=remarks(window, sides),
     )
 
 

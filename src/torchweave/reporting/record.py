@@ -39,6 +39,7 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
             for stream in diagnosis.streams
         ],
         "causes": [_cause(cause) for cause in diagnosis.causes],
+        "remarks": [_text(remark) for remark in diagnosis.remarks],
         "not_known": list(diagnosis.not_known),
         "warnings": [_text(warning) for warning in diagnosis.warnings],
     }

@@ -42,7 +42,8 @@ def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> l
     lines += [Line(""), *_numbers(diagnosis, width), Line(""), *_lanes(diagnosis, width, levels)]
     if diagnosis.causes:
         lines += [Line(""), *_causes(diagnosis, width)]
-    for title, texts in (("Not known", diagnosis.not_known), ("Warnings", diagnosis.warnings)):
+    also = (("Also seen", diagnosis.remarks), ("Not known", diagnosis.not_known), ("Warnings", diagnosis.warnings))
+    for title, texts in also:
         if texts:
             lines += [Line(""), Line(title, "bold")]
             for text in texts:
