@@ -102,5 +102,5 @@ def test_other_databases_are_unreadable(tmp_path):
 def test_a_cut_export_is_unreadable(tmp_path):
     path = export(tmp_path / "cut.sqlite", new=True)
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(UnreadableInputError, match="cut.sqlite"):
+    with pytest.raises(UnreadableInputError, match=r"cut\.sqlite"):
         read(path)
