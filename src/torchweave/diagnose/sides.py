@@ -82,8 +82,12 @@ def find_communication(window: Window) -> Flags:
     time = (work.end - work.begin).astype(np.float64)
     total = np.bincount(window.lane, weights=time, minlength=len(window.lanes))
     noted = _under_collective_note(window) & (work.kind != COPY) if len(window.lanes) > 1 else result
+    rest = time[~result].sum()
     for row in range(len(window.lanes)):
         mine = window.lane == row
+        # a stream that holds most of the computation is no communication stream, whatever waits on it
+        if time[mine & ~result].sum() > 0.5 * rest:
+            continue
         if time[mine & result].sum() > 0.5 * total[row]:
             result |= mine
         elif (

@@ -10,6 +10,7 @@ from torchweave.diagnose.blame import blame
 from torchweave.diagnose.causes import NAMES, cause
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.facts import facts
+from torchweave.diagnose.hints import hints
 from torchweave.diagnose.model import CauseFound, Diagnosis, Lane, Numbers, SidesFound, Verdict, Where
 from torchweave.diagnose.notes import not_known
 from torchweave.diagnose.overlap import communication_numbers, numbers, stream_numbers, verdict
@@ -77,7 +78,7 @@ def diagnose(
         warnings=timeline.warnings,
         origin_ns=window.begin,
         device_name=device.name if device else "",
-        remarks=remarks(window, sides),
+        remarks=(*hints(window, sides), *remarks(window, sides)),
     )
 
 
