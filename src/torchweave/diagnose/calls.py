@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from torchweave.diagnose.causes import CODE
-from torchweave.trace.timeline import COPY, KERNEL, Calls, Flags, Ints, Ops, Timeline
+from torchweave.trace.timeline import COPY, DEVICE_TO_HOST, KERNEL, Calls, Flags, Ints, Ops, Timeline
 
 NO_CAUSE = -1
 
@@ -28,6 +28,8 @@ _COPY_OP = re.compile(r"^aten::(?:copy_|_copy_from)|^Memcpy")
 # A kernel this long cannot end inside its own launch call unless the call waits for it.
 _LONG_KERNEL_NS = 20_000
 _CLOCK_NS = 1_000
+# what a read of one number copies, at most
+_SCALAR_BYTES = 64
 
 
 def names_matching(timeline: Timeline, pattern: re.Pattern[str]) -> Flags:
@@ -61,6 +63,19 @@ def _charge_syncs(timeline: Timeline, rows: Ints, result: Ints) -> None:
     result[rows] = CODE["explicit_sync"]
     result[rows[inside & reading[innermost]]] = CODE["host_sync"]
     result[rows[inside & in_copy[innermost]]] = CODE["blocking_copy"]
+    if len(ops) == 0:
+        _guess_reads(timeline, rows, result)
+
+
+def _guess_reads(timeline: Timeline, rows: Ints, result: Ints) -> None:
+    """Without any operators: a synchronization right after a download is for the sake of what was downloaded."""
+    work, calls = timeline.work, timeline.calls
+    copies = np.flatnonzero((work.call >= 0) & (work.direction == DEVICE_TO_HOST))
+    after = _next_on_thread(calls)[work.call[copies]]
+    syncs = np.isin(after, rows)
+    small = work.num_bytes[copies] <= _SCALAR_BYTES
+    result[after[syncs & small]] = CODE["host_sync"]
+    result[after[syncs & ~small]] = CODE["blocking_copy"]
 
 
 def _is_operator(name: str) -> bool:
