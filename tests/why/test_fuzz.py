@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from pathlib import Path
 
 import fuzzing
 import pytest
+import test_nsys
 
 from torchweave.diagnose.model import Diagnosis
 from torchweave.diagnose.verdicts import diagnose
@@ -41,6 +43,18 @@ def check(diagnosis: Diagnosis) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_sample_of_damaged_traces(seed, tmp_path):
     survive(seed, tmp_path / "trace.json")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sample_of_damaged_exports(seed, tmp_path):
+    rng = random.Random(seed)
+    path = test_nsys.export(tmp_path / "report.sqlite", new=bool(seed % 2))
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 5, 50, 500])):
+        data[rng.randrange(16, len(data))] = rng.randrange(256)
+    path.write_bytes(data[: rng.choice([len(data), rng.randrange(100, len(data))])])
+    with contextlib.suppress(TorchweaveError):
+        check(diagnose(read(path)))
 
 
 @pytest.mark.long
