@@ -28,6 +28,8 @@ _COPY_OP = re.compile(r"^aten::(?:copy_|_copy_from)|^Memcpy")
 # A kernel this long cannot end inside its own launch call unless the call waits for it.
 _LONG_KERNEL_NS = 20_000
 _CLOCK_NS = 1_000
+# a launch call this long, and so many times the usual, with so many operations waiting, was stuck in a full queue
+_SLOW_LAUNCH_NS, _TIMES_USUAL, _MANY_WAITING = 15_000, 3, 250
 # what a read of one number copies, at most
 _SCALAR_BYTES = 64
 
@@ -45,6 +47,7 @@ def causes_of_calls(timeline: Timeline) -> Ints:
         return result
     result[names_matching(timeline, _DEVICE_ALLOC)[calls.name]] = CODE["device_alloc"]
     result[names_matching(timeline, _PINNED_ALLOC)[calls.name]] = CODE["pinned_alloc"]
+    result[_stuck_launches(timeline)] = CODE["launch_queue_full"]
     result[_launches_that_wait(timeline)] = CODE["launch_blocking"]
     sync = names_matching(timeline, _SYNC)[calls.name]
     _charge_copies(timeline, sync, result)
@@ -122,6 +125,28 @@ def _launches_that_wait(timeline: Timeline) -> Ints:
     if proven.sum() >= 0.8 * max(int(long.sum()), 1) and proven.any():
         return np.unique(call[waits])
     return np.unique(call[proven])
+
+
+def _stuck_launches(timeline: Timeline) -> Ints:
+    """Return launch calls that lasted far longer than others, with hundreds of operations waiting on their stream.
+
+    Events take places in the queue too, so the operations alone can be fewer than its length.
+    """
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero(work.call >= 0)
+    if len(rows) < _MANY_WAITING:
+        return rows[:0]
+    call = work.call[rows]
+    took = calls.end[call] - calls.begin[call]
+    slow = took > max(_SLOW_LAUNCH_NS, _TIMES_USUAL * float(np.median(took)))
+    waiting = np.zeros(len(rows), dtype=np.int64)
+    lane = work.device[rows] * (1 << 32) + work.stream[rows]
+    for value in np.unique(lane[slow]).tolist():
+        mine = np.flatnonzero(lane == value)
+        issued, ended = np.sort(calls.begin[call[mine]]), np.sort(work.end[rows[mine]])
+        at = calls.begin[call[mine]]
+        waiting[mine] = np.searchsorted(issued, at) - np.searchsorted(ended, at)
+    return np.unique(call[slow & (waiting >= _MANY_WAITING)])
 
 
 def outer_operator(timeline: Timeline, op: int) -> str | None:
