@@ -102,7 +102,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         notes = [] if cause.recoverable else ["not recoverable"]
         notes += ["likely"] if cause.certainty == "likely" else []
         head += f" ({', '.join(notes)})" if notes else ""
-        small = row > 0 and cause.cost_ms < _WORTH_A_PARAGRAPH * total
+        small = row > 0 and (cause.cost_ms < _WORTH_A_PARAGRAPH * total or cause.cause == "unknown")
         yield Line(("  " if small else "") + head, "" if small else "bold")
         if small:
             continue
@@ -111,6 +111,9 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         if cause.mend:
             yield Line("   Mend:")
             yield from (Line(f"     {text}", "green") for text in cause.mend.splitlines())
+    mendable = [cause for cause in diagnosis.causes if cause.recoverable]
+    lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
+    yield from _wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
 
 
 def _cost(cause: CauseFound) -> str:
