@@ -24,6 +24,8 @@ LONG_GAP_NS = 1_000_000
 # How long after a call's end the last operation may end for the call to have drained the queues.
 _DRAIN_NS = 20_000
 
+_MOST_CALLERS = 8
+
 _PROFILER = re.compile(r"Activity Buffer|Instrumentation|Resource", re.IGNORECASE)
 _BUFFER_FULL = re.compile(r"Command Buffer Full", re.IGNORECASE)
 
@@ -80,11 +82,11 @@ def read_host(window: Window) -> Host:
     of_call = causes_of_calls(timeline)
     merged = _logical_threads(timeline)
     launched = window.work.call[window.work.call >= 0]
-    cover = {int(code): _cover(timeline, merged, int(code)) for code in np.unique(merged[_present(timeline)])}
-    launch_time = {code: _launch_time(timeline, launched, merged, code) for code in cover}
+    launching = np.unique(merged[calls.thread[launched]]).tolist() if len(launched) else []
+    cover = {code: _cover(timeline, merged, code) for code in launching}
+    launch_time = {code: _launch_time(timeline, launched, merged, code) for code in launching}
     lines = {}
-    for code in np.unique(merged[calls.thread[launched]]) if len(launched) else []:
-        mine = int(code)
+    for mine in launching:
         row = merged[calls.thread] == mine
         op_row = merged[ops.thread] == mine
         layers = [
@@ -97,10 +99,6 @@ def read_host(window: Window) -> Host:
         ]
         lines[mine] = _lay(layers, window.begin, window.end)
     return Host(lines, merged, of_call)
-
-
-def _present(timeline: Timeline) -> Ints:
-    return np.unique(np.concatenate((timeline.calls.thread, timeline.ops.thread)))
 
 
 def _lay(layers: list[_Layer], begin: int, end: int) -> HostLine:
@@ -219,7 +217,10 @@ def _logical_threads(timeline: Timeline) -> Ints:
     same = np.arange(top + 1)
     merged = same.copy()
     engines = np.unique(calls.thread[calls.engine])
-    candidates = [int(code) for code in _present(timeline) if code not in engines]
+    rows = np.bincount(np.concatenate((calls.thread, ops.thread)), minlength=top + 1)
+    rows[engines] = 0
+    # the one that launches forwards has many; threads of loaders and loggers can be hundreds
+    candidates = [code for code in np.argsort(-rows, kind="stable")[:_MOST_CALLERS].tolist() if rows[code]]
     covers = {code: _cover(timeline, same, code) for code in candidates}
     for engine in engines.tolist():
         times = _cover(timeline, same, engine)

@@ -30,17 +30,17 @@ def remarks(window: Window, sides: Sides) -> tuple[str, ...]:
     rows = np.flatnonzero((work.kind == KERNEL) & (sides.side > 0) & ~sides.communication)
     keys = np.column_stack((work.name[rows], work.blocks[rows], work.threads[rows], sides.side[rows]))
     _, like = np.unique(keys, axis=0, return_inverse=True)
-    length = (work.end - work.begin)[rows]
+    order = np.argsort(like.reshape(-1), kind="stable")
+    groups = np.split(rows[order], np.cumsum(np.bincount(like.reshape(-1)))[:-1]) if len(rows) else []
+    length = work.end - work.begin
     found = []
-    for value in np.flatnonzero(np.bincount(like.reshape(-1)) >= 2 * _LEAST_RUNS).tolist():
-        mine = like.reshape(-1) == value
-        alone = length[mine & (share[rows] <= _ALONE)]
-        beside = length[mine & (share[rows] >= 1 - _ALONE)]
+    for mine in groups:
+        alone, beside = length[mine[share[mine] <= _ALONE]], length[mine[share[mine] >= 1 - _ALONE]]
         if min(len(alone), len(beside)) < _LEAST_RUNS:
             continue
         before, after = float(np.median(alone)), float(np.median(beside))
         if before > 0 and after > _LONGER * before:
-            name = short(window.timeline.names[work.name[rows[np.argmax(mine)]]])
+            name = short(window.timeline.names[work.name[mine[0]]])
             found.append(((after - before) * len(beside), _sentence(name, before, after, len(alone), len(beside))))
     return tuple(text for _, text in sorted(found, reverse=True)[:_MOST_REMARKS])
 
