@@ -70,7 +70,7 @@ def choose_sides(window: Window, between: Sequence[str] | None = None) -> Sides:
         sides = rule(window, communication)
         if sides is not None:
             return sides
-    why = "One stream, no collective, no independent backward: there are no two kinds of work that could overlap."
+    why = "one stream, no collective, no independent backward, so no two kinds of work that could overlap."
     return Sides(SidesFound((), why), np.zeros(len(window.work), dtype=np.int64), communication)
 
 

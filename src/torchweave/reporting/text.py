@@ -82,7 +82,8 @@ def _numbers(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             f"  communication {talk.busy_ms:.3f} ms   hidden {talk.hidden_ms:.3f} ms ({talk.hidden_share:.1%})   "
             f"exposed {talk.exposed_ms:.3f} ms"
         )
-    yield from _wrapped(f"Sides: {diagnosis.sides.why}", width, "  ", "dim")
+    if diagnosis.sides.names:
+        yield from _wrapped(f"Sides: {diagnosis.sides.why}", width, "  ", "dim")
 
 
 def _lanes(diagnosis: Diagnosis, width: int, levels: str) -> Iterator[Line]:
