@@ -122,7 +122,11 @@ def _cause(window: Window, sides: Sides, pending: Pending, found: Charges, lost:
     about = cause(NAMES[int(found.cause[0])])
     where = places(window, pending, found)
     times = np.column_stack((found.begin, found.end)) - window.begin
-    likely = (found.end - found.begin)[found.likely].sum() > 0.5 * (found.end - found.begin).sum()
+    # nothing is shown about what no rule explains
+    likely = (
+        about.name == "unknown"
+        or (found.end - found.begin)[found.likely].sum() > 0.5 * (found.end - found.begin).sum()
+    )
     return CauseFound(
         cause=about.name,
         lost_ms=lost,

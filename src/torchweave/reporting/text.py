@@ -101,7 +101,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         mark = MARKS[row] if row < len(MARKS) else "-"
         head = f"{mark}. {cause.cause}: {_cost(cause)}"
         notes = [] if cause.recoverable else ["not recoverable"]
-        notes += ["likely"] if cause.certainty == "likely" else []
+        notes += ["likely"] if cause.certainty == "likely" and cause.cause != "unknown" else []
         head += f" ({', '.join(notes)})" if notes else ""
         small = row > 0 and (cause.cost_ms < _WORTH_A_PARAGRAPH * total or cause.cause == "unknown")
         yield Line(("  " if small else "") + head, "" if small else "bold")
