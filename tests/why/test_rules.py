@@ -194,3 +194,21 @@ def test_asked_sides_on_one_stream_say_so(build, tmp_path):
     found = diagnosed(build, tmp_path, between=("range:one", "range:two"))
     assert first(found) == "same_stream"
     assert found.causes[0].lost_ms == pytest.approx(found.numbers.possible_ms)
+
+
+@pytest.mark.parametrize(("call", "sync"), [("cudaMemcpyAsync", True), ("hipMemcpyWithStream", False)])
+def test_a_number_read_through_pageable_memory_is_the_operators_doing(build, tmp_path, call, sync):
+    for step in range(6):
+        at, stream = 3000.0 * step, (13, 17)[step % 2]
+        build.op("aten::cumsum", at, 20)
+        build.kernel(stream, at + 5, at + 15, 2000)
+        build.op("aten::item", at + 30, 2050)
+        build.op("aten::_local_scalar_dense", at + 31, 2040)
+        number = build.call(call, at + 35, 1990)
+        name = "Memcpy DtoH (Device -> Pageable)"
+        build.row("gpu_memcpy", name, at + 2017, 2, stream, 0, device=0, stream=stream, correlation=number, bytes=4)
+        if sync:
+            build.call("cudaStreamSynchronize", at + 2030, 5)
+    found = diagnosed(build, tmp_path)
+    assert first(found) == "host_sync"
+    assert found.causes[0].where.op == "aten::item"

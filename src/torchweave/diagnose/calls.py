@@ -13,7 +13,9 @@ NO_CAUSE = -1
 
 _SYNC = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^cu(?:Ctx|Stream|Event)Synchronize")
 _COPY = re.compile(r"^(?:cuda|hip)Memcpy|^cuMemcpy")
-_BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD)?(?:_ptds|_v\d+)?$")
+_BLOCKING_COPY = re.compile(
+    r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD|WithStream)?(?:_ptds|_v\d+)?$"
+)
 _DEVICE_ALLOC = re.compile(
     r"^(?:cuda|hip)(?:Malloc|Free)(?:Pitch|3D|Array|Managed)?(?:_v\d+)?$|^cuMem(?:Alloc|Free)(?!Host|Async)|"
     r"^(?:cu|hip)Mem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)"
@@ -57,17 +59,24 @@ def causes_of_calls(timeline: Timeline) -> Ints:
 
 def _charge_syncs(timeline: Timeline, rows: Ints, result: Ints) -> None:
     """A synchronization is its operator's: a copy's, a reading one's, or nobody's."""
-    calls, ops = timeline.calls, timeline.ops
-    in_copy = names_matching(timeline, _COPY_OP)
-    reading = np.array([_is_operator(name) for name in timeline.names] or [False])
-    op = calls.op[rows]
-    innermost = ops.name[np.maximum(op, 0)] if len(ops) else np.zeros(len(op), dtype=np.int64)
-    inside = op >= 0
+    reading, copying = _operators(timeline, rows)
     result[rows] = CODE["explicit_sync"]
-    result[rows[inside & reading[innermost]]] = CODE["host_sync"]
-    result[rows[inside & in_copy[innermost]]] = CODE["blocking_copy"]
-    if len(ops) == 0:
+    result[rows[reading]] = CODE["host_sync"]
+    result[rows[copying]] = CODE["blocking_copy"]
+    if len(timeline.ops) == 0:
         _guess_reads(timeline, rows, result)
+
+
+def _operators(timeline: Timeline, rows: Ints) -> tuple[Flags, Flags]:
+    """Return which calls lie in an operator that computes and reads, and which in one that copies."""
+    calls, ops = timeline.calls, timeline.ops
+    if len(ops) == 0:
+        return np.zeros(len(rows), dtype=np.bool_), np.zeros(len(rows), dtype=np.bool_)
+    inside = calls.op[rows] >= 0
+    innermost = ops.name[np.maximum(calls.op[rows], 0)]
+    copying = inside & names_matching(timeline, _COPY_OP)[innermost]
+    computes = np.array([_is_operator(name) for name in timeline.names] or [False])
+    return np.asarray(inside & computes[innermost] & ~copying), np.asarray(copying)
 
 
 def _guess_reads(timeline: Timeline, rows: Ints, result: Ints) -> None:
@@ -99,6 +108,19 @@ def _charge_copies(timeline: Timeline, sync: Flags, result: Ints) -> None:
     after = follower[rows]
     same_op = (after >= 0) & (calls.op[np.maximum(after, 0)] == calls.op[rows]) & (calls.op[rows] >= 0)
     result[rows[same_op & sync[np.maximum(after, 0)]]] = CODE["blocking_copy"]
+    # old versions read a number through memory that is not pinned: the operator's doing, not the copy's
+    blocking = np.flatnonzero((result == CODE["blocking_copy"]) | (result == CODE["pageable_copy"]))
+    reading, _ = _operators(timeline, blocking)
+    result[blocking[reading & (_directions(timeline, blocking) == DEVICE_TO_HOST)]] = CODE["host_sync"]
+
+
+def _directions(timeline: Timeline, rows: Ints) -> Ints:
+    """Return the direction of the copy that each call launched, -1 for none."""
+    work = timeline.work
+    by_call = np.full(len(timeline.calls), -1, dtype=np.int64)
+    joined = work.call >= 0
+    by_call[work.call[joined]] = work.direction[joined]
+    return by_call[rows]
 
 
 def _next_on_thread(calls: Calls) -> Ints:
