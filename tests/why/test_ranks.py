@@ -73,3 +73,15 @@ def test_compare_says_what_a_change_did(capsys):
     assert "Gone: same_stream" in text
     assert main(["compare", *files, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["after"]["verdict"] == "overlapped"
+
+
+def test_a_folder_can_hold_several_jobs_and_other_json(capsys):
+    assert main(["why", str(RANKS), "--json"]) == 1
+    out = capsys.readouterr()
+    found = {Path(row["file"]).name: row for row in json.loads(out.out)}
+    assert len(found) == 5
+    assert "truth.json" in out.err
+    causes = {name: [cause["cause"] for cause in row["causes"]][:1] for name, row in found.items()}
+    assert causes["late_peer.full.rank0.json.gz"] == ["late_peer"]
+    assert causes["late_peer.full.rank1.json.gz"] == ["wide_dependency"]
+    assert causes["ok_async_gather.full.rank0.json.gz"] == []

@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         if len(files) == 1:
             raise error
         print(f"torchweave: {error}", file=sys.stderr)
+    if found.skipped:
+        print(f"torchweave: no traces, skipped: {', '.join(found.skipped)}", file=sys.stderr)
     if not found.diagnoses:
         return EXIT_UNREADABLE
     show(found, as_json=args.json, as_list=len(files) > 1 or together)

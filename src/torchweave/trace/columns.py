@@ -67,12 +67,13 @@ class Columns:
         num_events: Rows of categories that are read.
         num_dropped: Of them, rows whose times were no numbers or not plausible.
         num_rows: All rows.
+        num_phases: Rows that are events at all, counted until the first piece that holds some.
     """
 
     def __init__(self) -> None:
         self.names, self.threads = Codes(), Codes()
         self.base_us: float | None = None
-        self.num_events = self.num_dropped = self.num_rows = 0
+        self.num_events = self.num_dropped = self.num_rows = self.num_phases = 0
         self._parts: dict[int, list[dict[str, Column]]] = {kind: [] for kind in range(7)}
 
     def add(self, events: Sequence[Event]) -> None:
@@ -86,6 +87,8 @@ class Columns:
                 kind = kinds[category] = kinds.get(category.lower(), -1)
             if kind >= 0 and event.ph == "X":
                 buckets[kind].append(event)
+        if self.num_phases == 0:
+            self.num_phases = sum(type(event.ph) is str for event in events)
         for kind, rows in buckets.items():
             if rows:
                 self._add(kind, rows)

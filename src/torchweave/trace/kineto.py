@@ -11,7 +11,7 @@ from torchweave.errors import UnreadableInputError
 from torchweave.trace import link
 from torchweave.trace.columns import Columns
 from torchweave.trace.events import ANNOTATION, CALL, FRAME, OP, OVERHEAD, WAIT, WORK, Document
-from torchweave.trace.parse import is_bare_list, parse
+from torchweave.trace.parse import NoTraceError, is_bare_list, parse
 from torchweave.trace.pieces import PIECE_BYTES, pieces
 from torchweave.trace.timeline import (
     COPY,
@@ -58,10 +58,10 @@ def read_kineto(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Timeline:
         warnings += [warning for warning in parsed.warnings if warning not in warnings]
         if piece.cut:
             warnings.append(piece.cut)
-    if columns.num_rows == 0:
-        raise UnreadableInputError(
+    if columns.num_phases == 0:
+        raise NoTraceError(
             "A trace has to hold events",
-            given=f"{path}: JSON without `traceEvents`, or with none in it",
+            given=f"{path}: JSON with {columns.num_rows} rows, none of them an event of `traceEvents`",
             remedy="give the file that `export_chrome_trace` wrote",
         )
     if columns.num_dropped:

@@ -19,6 +19,10 @@ _NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:NaN|Infinity)(?=\s*[,}\]])")
 _REPAIRED = "some text or numbers were not valid JSON or UTF-8 and were read as well as could be"
 
 
+class NoTraceError(UnreadableInputError):
+    """A file is JSON, but no trace."""
+
+
 @dataclass(slots=True)
 class Parsed:
     """What one piece held.
@@ -104,7 +108,7 @@ def _slow(text: bytes, as_list: bool, piece: Piece, file: str) -> Parsed:
         raise _not_json(file, piece.offset, str(error)) from error
     rows = value if as_list else value.get("traceEvents") if isinstance(value, dict) else None
     if not isinstance(rows, list):
-        raise UnreadableInputError(
+        raise NoTraceError(
             "A trace has to hold a list of events, alone or as `traceEvents`",
             given=f"{file}: JSON {type(value).__name__} without one",
             remedy="give the file that `export_chrome_trace` wrote",
