@@ -212,3 +212,20 @@ def test_a_number_read_through_pageable_memory_is_the_operators_doing(build, tmp
     found = diagnosed(build, tmp_path)
     assert first(found) == "host_sync"
     assert found.causes[0].where.op == "aten::item"
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_a_trace_that_begins_in_the_middle_of_a_step_has_no_two_sides(build, tmp_path, optimizer):
+    engine = "autograd::engine::evaluate_function: "
+    build.op(f"{engine}MmBackward0", 0, 40, tid=2, **{"External id": 1, "Sequence number": 90})
+    build.kernel(7, 10, 50, 900, tid=2, **{"External id": 1})
+    if optimizer:
+        build.row("user_annotation", "Optimizer.step#SGD.step", 100, 60)
+        build.op("aten::_foreach_add_", 110, 40, **{"External id": 2})
+        build.kernel(7, 120, 955, 100, **{"External id": 2})
+    build.op("aten::mm", 200, 40, **{"External id": 3, "Sequence number": 100})
+    build.kernel(7, 210, 1060, 900, **{"External id": 3})
+    build.op(f"{engine}MmBackward0", 300, 40, tid=2, **{"External id": 4, "Sequence number": 100})
+    build.kernel(7, 310, 1965, 900, tid=2, **{"External id": 4})
+    found = diagnosed(build, tmp_path)
+    assert found.verdict == ("nothing_to_overlap" if optimizer else "serial")

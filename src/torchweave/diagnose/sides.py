@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchweave.diagnose.microbatch import forward_work, independent_backward
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, SidesFound
 from torchweave.diagnose.window import Window, in_range, launch_begin, launch_thread
 from torchweave.errors import UsageError
@@ -128,30 +129,14 @@ def _by_autograd(window: Window, communication: Flags) -> Sides | None:
     """Forward and backward, but only of different microbatches: else one depends on the other."""
     work = window.work
     backward = work.backward
-    forward = ~backward & (work.op >= 0)
-    if not _enough(window, backward) or not _enough(window, forward) or not _independent_backward(window):
+    forward = forward_work(window)
+    if not _enough(window, backward) or not _enough(window, forward) or not independent_backward(window, forward):
         return None
     side = np.zeros(len(work), dtype=np.int64)
     side[forward], side[backward] = FIRST_SIDE, SECOND_SIDE
     side[_hardly_busy(window)] = 0
     why = "A backward ran whose forward is not before it in the trace, so another forward could have run beside it."
     return Sides(SidesFound(("forward", "backward"), why), side, communication)
-
-
-def _independent_backward(window: Window) -> bool:
-    """Return whether some backward operator that launched work has no forward before it."""
-    ops, rows = window.timeline.ops, window.work.op
-    top = np.unique(link.outermost(rows[(rows >= 0) & window.work.backward], ops.parent))
-    nodes = top[ops.sequence[top] >= 0]
-    if len(nodes) == 0:
-        return False
-    forward = np.flatnonzero(~ops.backward & (ops.sequence >= 0))
-    first: dict[int, int] = {}
-    for sequence, begin in zip(ops.sequence[forward].tolist(), ops.begin[forward].tolist(), strict=True):
-        first[sequence] = min(begin, first.get(sequence, begin))
-    never = 2**62
-    pairs = zip(ops.sequence[nodes].tolist(), ops.begin[nodes].tolist(), strict=True)
-    return any(first.get(sequence, never) > begin for sequence, begin in pairs)
 
 
 def _by_streams(window: Window, communication: Flags) -> Sides | None:
@@ -215,7 +200,7 @@ def _select(window: Window, word: str, communication: Flags) -> Flags:
     work = window.work
     copies = (work.kind == COPY) & (work.direction != -1) & (work.direction <= DEVICE_TO_HOST)
     plain: dict[str, Callable[[], Flags]] = {
-        "forward": lambda: ~work.backward & (work.op >= 0) & ~communication,
+        "forward": lambda: forward_work(window) & ~communication,
         "backward": lambda: work.backward & ~communication,
         "compute": lambda: ~communication & ~copies,
         "computation": lambda: ~communication & ~copies,
