@@ -76,7 +76,14 @@ def _call_behind(window: Window, found: Charges) -> Ints:
     if found.cause[0] == CODE["backward_on_forward_stream"]:
         backward = np.flatnonzero(window.work.backward & (window.work.call >= 0))
         return np.full(len(found), window.work.call[backward[0]] if len(backward) else -1)
-    return np.where(found.call >= 0, found.call, window.work.call[found.pending])
+    call = np.where(found.call >= 0, found.call, window.work.call[found.pending])
+    if found.cause[0] == CODE["lazy_load"]:
+        # what was loaded is launched next, and that need not be what waited
+        calls, launches = window.timeline.calls, np.unique(window.work.call[window.work.call >= 0])
+        launches = launches[np.argsort(calls.end[launches], kind="stable")]
+        following = np.searchsorted(calls.end[launches], found.end)
+        call = np.where(following < len(launches), np.append(launches, -1)[following], call)
+    return call
 
 
 def _keys(timeline: Timeline, call: Ints) -> Ints:

@@ -11,6 +11,8 @@ from torchweave.reporting.strip import LEVELS, MARKS, strip
 
 # a cause below this share of the whole is named in one line, without its mend
 _WORTH_A_PARAGRAPH = 0.02
+# so many places of a cause are named, each if it has this share of the cause
+_MOST_PLACES, _WORTH_A_PLACE = 3, 0.1
 _LABEL = 26
 _SIDE_STYLES = {FIRST_SIDE: "blue", SECOND_SIDE: "dark_orange", 0: "bright_black"}
 
@@ -108,13 +110,21 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         if small:
             continue
         yield from _wrapped(f"Evidence: {cause.evidence}", width, "   ")
-        yield Line(f"   Where: {where(cause.where)}")
+        yield from _places(cause, width)
         if cause.mend:
             yield Line("   Mend:")
             yield from (Line(f"     {text}", "green") for text in cause.mend.splitlines())
     mendable = [cause for cause in diagnosis.causes if cause.recoverable]
     lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
     yield from _wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
+
+
+def _places(cause: CauseFound, width: int) -> Iterator[Line]:
+    """Yield the dearest place, and others that cost a good part of it."""
+    yield from _wrapped(f"Where: {where(cause.where)}", width, "   ")
+    for place in cause.places[1:_MOST_PLACES]:
+        if place.cost_ms >= _WORTH_A_PLACE * cause.cost_ms:
+            yield from _wrapped(f"and {where(place.where)}: {place.cost_ms:.3f} ms of moments", width, "     ")
 
 
 def _cost(cause: CauseFound) -> str:
