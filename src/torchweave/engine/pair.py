@@ -135,8 +135,8 @@ def weave(
         backward: Runs the backward of another microbatch, on a worker thread. It may call `backward()` several times.
         strategy: `auto`; `turns` (the strands alternate at every wait, backward first); `streams` (both run freely,
             collectives in one fixed order); or `serial` (backward, then forward, untouched).
-        kind: A name for pairs that communicate alike, equal on all ranks. None tells kinds apart by the callables' code,
-            the modules that they reach, and the backward's graph.
+        kind: A name for pairs that communicate alike, equal on all ranks. None tells kinds apart by the callables'
+            code, the modules that they reach, and the backward's graph.
 
     Returns:
         What `forward` returned.

@@ -41,19 +41,30 @@ class Strands:
 
     def outcome(self) -> Any:
         """Return the forward's result, or raise the error that came first, with the other's chained to it."""
-        first, second = self.backward.error, self.forward.error
-        if self.conduct.failure is not None and self.conduct.failure.strand is self.forward:
-            first, second = second, first
-        error, other = (first, second) if first is not None else (second, None)
-        if error is None:
+        errors = [strand.error for strand in self._by_failure() if strand.error is not None]
+        if not errors:
             return self.forward.result
-        if other is not None:
-            last = error
-            while (earlier := last.__cause__ or last.__context__) is not None and earlier is not other:
-                last = earlier
-            if last is not other:
-                last.__context__ = other
-        raise error
+        first = errors[0]
+        if len(errors) > 1:
+            _chain(first, errors[1])
+        raise first
+
+    def _by_failure(self) -> list[Strand]:
+        """Return the strand whose error is to be raised first: Ctrl-C before all, else the one that failed first."""
+        failed = self.conduct.failure.strand if self.conduct.failure is not None else self.backward
+        return sorted(
+            (self.backward, self.forward),
+            key=lambda strand: (not isinstance(strand.error, KeyboardInterrupt), strand is not failed),
+        )
+
+
+def _chain(first: BaseException, second: BaseException) -> None:
+    """Show the second error, too, in the traceback of the first."""
+    last = first
+    while last is not second and (earlier := last.__cause__ or last.__context__) is not None:
+        last = earlier
+    if last is not second:
+        last.__context__ = second
 
 
 def play_serially(strands: Strands, backward: Callable[[], Any], forward: Callable[[], T]) -> T:
