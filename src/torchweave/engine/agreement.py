@@ -106,9 +106,9 @@ class Ledger:
             missing = [topic for topic in topics if topic not in found]
             if not missing:
                 return [found[topic] for topic in topics]
-            for topic, rank in alarms:
-                if (said := self.read(topic, rank)) is not None:
-                    raise BrokenGroupError(topic.split("/")[1], _story(said))
+            for alarm, other in alarms:
+                if (note := self.read(alarm, other)) is not None:
+                    raise BrokenGroupError(alarm.split("/")[1], _story(note))
             if time.monotonic() > end:
                 late = ", ".join(str(rank) for rank in sorted({rank for _, rank in missing}))
                 raise WaitLimitError(f"rank {self._rank}", f"rank {late} {why}", limit_s)
