@@ -163,8 +163,8 @@ def timed(device: str | torch.device | None = None) -> Stopwatch:
             there is none.
 
     Returns:
-        A stopwatch, to be used as `with timed() as t:` and to be read after the block: `t.host_ms`, `t.device_ms`,
-        `t.verdict` (also `str(t)`).
+        A stopwatch for one `with` block, to be read after it. It has `host_ms`, `device_ms` and `verdict`, which is
+        also its `str`.
 
     Raises:
         UsageError: The device is neither "cpu" nor a CUDA device that exists, a CUDA graph is being captured, the
