@@ -91,5 +91,4 @@ def rank_main(rank, store):
 
 @pytest.mark.timeout(120)
 def test_both_hooks_weave_all_to_alls_and_stay_bit_equal(tmp_path):
-    pytest.importorskip("torchweave.engine.pair", exc_type=ModuleNotFoundError)
     mp.spawn(rank_main, args=(tmp_path / "store",), nprocs=2)

@@ -66,7 +66,6 @@ def test_the_chunk_is_a_plain_module_whose_gradients_are_right(monkeypatch):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_woven_overlap_is_equal_to_serial(ranks):
-    pytest.importorskip("torchweave.engine.pair", exc_type=ModuleNotFoundError)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     small = ("--layers=2", "--hidden=16", "--tokens=32", "--steps=2")
     result = run_example("woven_overlap.py", *small, launcher=() if ranks == 1 else torchrun)
