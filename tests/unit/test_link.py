@@ -162,3 +162,21 @@ def test_bytes_are_the_larger_of_read_and_written():
     assert num_bytes((large, small)) == large.nbytes
     assert num_bytes(([[small, small]], [large])) == large.nbytes
     assert num_bytes(([small, large],)) == small.nbytes + large.nbytes
+
+
+def test_whoever_watches_waits_sees_those_of_a_link(link, monkeypatch):
+    from torch._C import _distributed_c10d as c10d
+
+    seen, wait = [], c10d.Work.wait
+    monkeypatch.setattr(c10d.Work, "wait", lambda work, *args: seen.append(work) or wait(work, *args))
+    all_to_all()
+    assert len(seen) == 1
+
+
+def test_torch_is_as_before_after_the_block():
+    from torch._C import _distributed_c10d as c10d
+
+    before = dict(vars(c10d.PythonCallbackWork))
+    with SimulatedLink(1.0):
+        assert "wait" not in vars(c10d.PythonCallbackWork)
+    assert dict(vars(c10d.PythonCallbackWork)) == before

@@ -6,6 +6,7 @@ One generic Python kernel stands at the dispatch key BackendSelect of every `c10
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,8 @@ from torch._C import _distributed_c10d as c10d
 from torchweave.errors import TorchweaveError
 
 # Taken here, before anything can put another function in their places: what waits below a crossing is none itself.
-raw_wait: Callable[..., bool] = c10d.Work.wait
-raw_wait_callback: Callable[..., bool] = c10d.PythonCallbackWork.wait
+raw_wait: Callable[..., bool] = inspect.unwrap(c10d.Work.wait)
+raw_wait_callback: Callable[..., bool] = inspect.unwrap(c10d.PythonCallbackWork.wait)
 
 # not annotated in torch
 _new_library: Callable[..., Any] = torch.library.Library
@@ -134,6 +135,10 @@ class Interception:
                 given="a second one",
                 remedy="leave the first one's `with` block before entering another",
             )
+        # The Works of a link have to look like any other: whatever watches `Work.wait` has to see them too, and the
+        # class's own `wait` would hide them. Without it Python finds `Work.wait`, which calls the same virtual method.
+        if vars(c10d.PythonCallbackWork).get("wait") is raw_wait_callback:
+            del c10d.PythonCallbackWork.wait
         self._library = _new_library("c10d", "IMPL")
         for operation in work_operations():
             self._library.impl(operation.name, _kernel(operation, handler), "BackendSelect", with_keyset=True)
@@ -141,6 +146,8 @@ class Interception:
     def close(self) -> None:
         """Take the kernels away; collectives go to their backends untouched again."""
         self._library._destroy()
+        if "wait" not in vars(c10d.PythonCallbackWork):
+            c10d.PythonCallbackWork.wait = raw_wait_callback  # type: ignore[method-assign]
 
 
 def work_operations() -> list[Operation]:
