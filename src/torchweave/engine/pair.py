@@ -1,0 +1,187 @@
+"""IDEA: `weave(forward, backward)`, the function that the library exists for."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from torchweave.engine import choose
+from torchweave.engine.channels import Channels
+from torchweave.engine.collectives import Interception
+from torchweave.engine.conduct import Conduct, Streams, Turns
+from torchweave.engine.hazards import Hazards
+from torchweave.engine.kinds import Kinds
+from torchweave.engine.lanes import Lanes
+from torchweave.engine.observe import Log
+from torchweave.engine.play import Strands, play_serially, play_together, play_watched
+from torchweave.errors import BrokenGroupError, UsageError
+
+T = TypeVar("T")
+
+_OLDEST_TORCH = (2, 10)
+
+
+class Engine:
+    """What one process remembers between pairs: channels, kinds of pairs, lanes, and that c10d is watched."""
+
+    def __init__(self) -> None:
+        self.channels = Channels()
+        self.interception = Interception(self.channels)
+        self.lanes = Lanes()
+        self._kinds = Kinds()
+        self._decisions: dict[Hashable, choose.Decision] = {}
+        self._running = threading.Lock()
+        self._log: Log | None = None
+
+    @contextmanager
+    def observe(self) -> Iterator[Log]:
+        """Record when the strands of every pair inside computed and waited."""
+        self._log = log = Log()
+        try:
+            yield log
+        finally:
+            self._log = None
+
+    def decision(self, forward: Callable[[], Any], backward: Callable[[], Any]) -> choose.Decision | None:
+        """Return what was decided for pairs of this kind, or None where none has run yet."""
+        return self._decisions.get(self._kinds.of(forward, backward))
+
+    def close(self) -> None:
+        """Leave c10d as it was, and forget everything."""
+        self.interception.remove()
+        self._decisions.clear()
+
+    def weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
+        """Run a pair; see `weave`."""
+        if self.interception.current() is not None:
+            # a weave inside a strand is a part of that strand: one after the other, its crossings are the strand's
+            backward()
+            return forward()
+        if not self._running.acquire(blocking=False):
+            raise UsageError(
+                "One pair at a time is woven in a process",
+                given="a second weave from another thread while the first still runs",
+                remedy="weave the pairs one after the other, or use one process for each device",
+            )
+        try:
+            return self._weave(forward, backward, strategy, kind)
+        finally:
+            self._running.release()
+
+    def _weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
+        if strategy == "serial":
+            return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
+        if not self.interception.installed:
+            self.interception.install()
+        key = ("named", kind) if kind is not None else self._kinds.of(forward, backward)
+        decision = self._decisions.get(key)
+        if decision is None or not decision.is_current():
+            return self._record(forward, backward, strategy, key)
+        for channel in decision.channels:
+            if channel.broken:
+                raise BrokenGroupError(channel.name, channel.broken)
+        chosen = decision.strategy_for(strategy)
+        if chosen == "serial":
+            return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
+        strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
+        try:
+            return play_together(strands, backward, forward, self.interception)
+        finally:
+            if strands.deviated:
+                self._decisions.pop(key, None)
+            _count_pair(strands.conduct)
+
+    def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
+        if strategy == "turns":
+            return Turns(_rank(), decision.channels, self._log)
+        return Streams(_rank(), decision.channels, self._log, decision.order, self.lanes)
+
+    def _record(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, key: Hashable) -> T:
+        """Run the first pair of a kind serially, write its record, and agree on it with the other ranks."""
+        hazards = Hazards(forward, backward)
+        strands = Strands(Conduct(_rank(), (), self._log))
+        try:
+            result = play_watched(strands, backward, forward, self.interception, hazards)
+            decision = self._decisions[key] = choose.decide(strands, hazards)
+        finally:
+            _count_pair(strands.conduct)
+        decision.strategy_for(strategy)  # raises where the strategy that was asked for cannot run this kind
+        return result
+
+
+def weave(
+    forward: Callable[[], T],
+    backward: Callable[[], Any],
+    *,
+    strategy: str = "auto",
+    kind: Hashable = None,
+) -> T:
+    """Run a forward and a backward at once, the communication of each behind the computation of the other.
+
+    The two callables know nothing of it: whatever they call from `torch.distributed` is found. The result, every
+    gradient and the random state afterwards are those of backward, then forward, one after the other. The first pair
+    of a kind runs that way, and is recorded; the ranks then agree over the store that the woven order is the same on
+    all of them.
+
+    Args:
+        forward: Runs the forward of one microbatch, on the calling thread. It may call several modules, compute a loss,
+            and call `torch.autograd.grad`.
+        backward: Runs the backward of another microbatch, on a worker thread. It may call `backward()` several times.
+        strategy: `auto`; `turns` (the strands alternate at every wait, backward first); `streams` (both run freely,
+            collectives in one fixed order); or `serial` (backward, then forward, untouched).
+        kind: A name for pairs that communicate alike, equal on all ranks. None tells kinds apart by the callables' code,
+            the modules that they reach, and the backward's graph.
+
+    Returns:
+        What `forward` returned.
+
+    Raises:
+        UsageError: An argument is not what is allowed, or two pairs are to be woven at once.
+        NotWeavableError: The pair cannot run by the strategy that was asked for (`auto` runs it serially).
+        DeviationError: A strand met another crossing than its record has; nothing was sent.
+        BrokenGroupError: Another rank failed, so that a process group is out of step.
+        WaitLimitError: Something was waited for longer than the process group's timeout.
+        BaseException: Whatever `forward` or `backward` raised; the other one has run to its end by then.
+    """
+    for name, value in (("forward", forward), ("backward", backward)):
+        if not callable(value):
+            raise UsageError(
+                f"weave takes two callables; {name} has to be one",
+                given=f"{type(value).__name__} {value!r:.80}",
+                remedy=f"pass a function without arguments, as in weave({name}=lambda: ...)",
+            )
+    if strategy not in choose.STRATEGIES:
+        raise UsageError(
+            "strategy is one of " + ", ".join(choose.STRATEGIES),
+            given=repr(strategy),
+            remedy="leave it out for 'auto'",
+        )
+    try:
+        hash(kind)
+    except TypeError as error:
+        raise UsageError("kind has to be hashable", given=repr(kind), remedy="pass a string or a tuple") from error
+    return engine().weave(forward, backward, strategy, kind)
+
+
+def _count_pair(conduct: Conduct) -> None:
+    for channel in conduct.channels.values():
+        channel.num_pairs += 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+@functools.cache
+def engine() -> Engine:
+    """Return the process's engine: c10d is one for the whole process, so what watches it is one too."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise UsageError("weave needs torch 2.10 or newer", given=f"torch {torch.__version__}", remedy="update torch")
+    return Engine()

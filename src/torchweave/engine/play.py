@@ -1,0 +1,168 @@
+"""IDEA: run two strands to their ends, whatever happens in them, and come out with one result or the first error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from torchweave.engine.collectives import Interception
+from torchweave.engine.conduct import Conduct, Turns, where_threads_stand
+from torchweave.engine.hazards import Hazards
+from torchweave.engine.order import Record
+from torchweave.engine.state import Inherited
+from torchweave.engine.strands import Strand
+from torchweave.errors import DeviationError, WaitLimitError
+
+T = TypeVar("T")
+
+
+class Strands:
+    """The two strands of one pair.
+
+    Args:
+        conduct: Decides who may go on.
+        backward: The backward's record, or None to write one.
+        forward: The forward's record, or None to write one.
+    """
+
+    def __init__(self, conduct: Conduct, backward: Record | None = None, forward: Record | None = None) -> None:
+        self.conduct = conduct
+        self.backward = Strand("backward", conduct, backward)
+        self.forward = Strand("forward", conduct, forward)
+        self.backward.other, self.forward.other = self.forward, self.backward
+
+    @property
+    def deviated(self) -> bool:
+        """Whether a strand left its record, which is then worth nothing."""
+        return any(isinstance(strand.error, DeviationError) for strand in (self.backward, self.forward))
+
+    def outcome(self) -> Any:
+        """Return the forward's result, or raise the error that came first, with the other's chained to it."""
+        first, second = self.backward.error, self.forward.error
+        if self.conduct.failure is not None and self.conduct.failure.strand is self.forward:
+            first, second = second, first
+        error, other = (first, second) if first is not None else (second, None)
+        if error is None:
+            return self.forward.result
+        if other is not None:
+            last = error
+            while (earlier := last.__cause__ or last.__context__) is not None and earlier is not other:
+                last = earlier
+            if last is not other:
+                last.__context__ = other
+        raise error
+
+
+def play_serially(strands: Strands, backward: Callable[[], Any], forward: Callable[[], T]) -> T:
+    """Run backward, then forward, on this thread, untouched.
+
+    The forward runs also where the backward failed, as in every strategy: other ranks may be waiting for it.
+    """
+    _run(strands.backward, backward, None)
+    if isinstance(strands.backward.error, KeyboardInterrupt):
+        raise strands.backward.error
+    _run(strands.forward, forward, None)
+    result: T = strands.outcome()
+    return result
+
+
+def play_watched(
+    strands: Strands,
+    backward: Callable[[], Any],
+    forward: Callable[[], T],
+    interception: Interception,
+    hazards: Hazards,
+) -> T:
+    """Run backward, then forward, on this thread, and write down what each meets."""
+    # collectives inside the backward have to be met on this thread, not on one of autograd's own
+    with torch.autograd.set_multithreading_enabled(False):
+        with hazards.watch_backward():
+            _run(strands.backward, backward, interception)
+        if isinstance(strands.backward.error, KeyboardInterrupt):
+            raise strands.backward.error
+        with hazards.watch_forward():
+            _run(strands.forward, forward, interception)
+    result: T = strands.outcome()
+    return result
+
+
+def play_together(
+    strands: Strands, backward: Callable[[], Any], forward: Callable[[], T], interception: Interception
+) -> T:
+    """Run the backward on a worker thread and the forward on this one, as the conduct decides.
+
+    Raises:
+        BaseException: Whatever a strand raised first; the other strand has run to its end by then.
+        KeyboardInterrupt: At once, at the second Ctrl-C, while the other strand still runs.
+    """
+    conduct, strand = strands.conduct, strands.backward
+    inherited = Inherited()
+
+    def work() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            _run(strand, backward, interception)
+
+    def worker_main() -> None:
+        try:
+            inherited.run(work)
+        except BaseException as error:
+            # the state could not be taken over; a strand that has run has recorded its own error
+            strand.error = strand.error or error
+            conduct.fail(strand, error)
+        finally:
+            if not strand.done:
+                conduct.end(strand)
+
+    worker = threading.Thread(target=worker_main, name="torchweave-backward", daemon=True)
+    worker.start()
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            _run(strands.forward, forward, interception)
+    finally:
+        _await(worker, strands)
+        inherited.clear_casts()
+    if isinstance(conduct, Turns) and conduct.failure is None:
+        conduct.settle_state(strands.backward, strands.forward)
+    result: T = strands.outcome()
+    return result
+
+
+def _run(strand: Strand, call: Callable[[], Any], interception: Interception | None) -> None:
+    """Run one strand to its end and keep its result or error."""
+    conduct = strand.conduct
+    if interception is not None:
+        interception.bind(strand)
+    try:
+        conduct.begin(strand)
+        with conduct.lane(strand):
+            strand.result = call()
+        strand.check_ended()
+    except BaseException as error:
+        strand.error = error
+        conduct.fail(strand, error)
+    finally:
+        conduct.end(strand)
+        if interception is not None:
+            interception.unbind()
+
+
+def _await(worker: threading.Thread, strands: Strands) -> None:
+    """Wait for the backward's end; a first Ctrl-C is kept for later, a second one gives up."""
+    limit_s = strands.conduct.limit_s
+    while True:
+        try:
+            worker.join(limit_s)
+            break
+        except KeyboardInterrupt as interrupt:
+            if isinstance(strands.forward.error, KeyboardInterrupt):
+                raise
+            strands.forward.error = interrupt
+    if worker.is_alive():
+        raise WaitLimitError(
+            "weave",
+            f"the end of the backward strand, standing at:\n{where_threads_stand()}",
+            limit_s,
+        )
