@@ -135,8 +135,8 @@ class Interception:
                 given="a second one",
                 remedy="leave the first one's `with` block before entering another",
             )
-        # The Works of a link have to look like any other: whatever watches `Work.wait` has to see them too, and the
-        # class's own `wait` would hide them. Without it Python finds `Work.wait`, which calls the same virtual method.
+        # The Works of a link have to look like any other: whatever watches `Work.wait` has to see them, and the
+        # own `wait` of their class would hide them. Without it Python finds `Work.wait`: the same virtual method.
         if vars(c10d.PythonCallbackWork).get("wait") is raw_wait_callback:
             del c10d.PythonCallbackWork.wait
         self._library = _new_library("c10d", "IMPL")

@@ -109,9 +109,7 @@ class SimulatedLink:
         self._interception = Interception(self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._interception is not None:
             self._interception.close()
             self._interception = None

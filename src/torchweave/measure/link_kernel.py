@@ -92,9 +92,7 @@ class LinkKernel:
             self._check(
                 self._driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, NAME.encode()),
             )
-            self._check(
-                self._driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED_MEMORY, self._shared_bytes)
-            )
+            self._check(self._driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED_MEMORY, self._shared_bytes))
 
     def launch(self, source: torch.Tensor, scratch: torch.Tensor, moved: int, duration_ns: int, stream: int) -> None:
         """Queue the kernel on a stream of its device, which must be the current device.
