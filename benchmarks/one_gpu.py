@@ -70,7 +70,8 @@ def main() -> None:
                 row |= {"hidden": hidden, "layers": layers, "tokens": args.tokens, "link_ms": ms, "link_sms": sms}
                 result["rows"].append(row)
                 print(
-                    f"hidden {hidden} link {ms} ms {strategy:8s} serial {row['serial_ms']:.2f} woven {row['woven_ms']:.2f} "
+                    f"hidden {hidden} link {ms} ms {strategy:8s} "
+                    f"serial {row['serial_ms']:.2f} woven {row['woven_ms']:.2f} "
                     f"compute {row['compute_ms']:.2f} communication {row['communication_ms']:.2f} "
                     f"recovered {row['recovered_share']:.3f} hidden {row['hidden_share']:.3f} "
                     f"peak {row['peak_serial_mib']:.0f} -> {row['peak_woven_mib']:.0f} MiB",
