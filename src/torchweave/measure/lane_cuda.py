@@ -71,7 +71,8 @@ class CudaLane:
                 given=f"{size} bytes in {call.operation.name}: {duration_ns / 1e9:.1f} s",
                 remedy="take a faster link (--link-gbps) or fewer tokens",
             )
-        source = max(tensors_of(call.args[:2]), key=torch.Tensor.numel)
+        # what is sent rather than what is received: the backend writes that meanwhile
+        source = max(tensors_of(call.args[1::-1]), key=torch.Tensor.numel)
         with self._lock, torch.cuda.device(self._device):
             self._ready.record(torch.cuda.current_stream(self._device))
             self.stream.wait_event(self._ready)
