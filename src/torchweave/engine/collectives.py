@@ -56,6 +56,8 @@ POINT_TO_POINT = {"send": False, "recv": True}
 ANY_SOURCE = "recv_anysource"
 END_OF_BLOCK = "_end_coalescing"
 
+# c10d collects a block's operations per group, so that the other strand's would slip into it
+_COALESCED = "operations are coalesced, which is per group and not per thread"
 _FUNCTIONAL = "_c10d_functional"
 _WAIT_TENSOR = "wait_tensor"
 
@@ -126,12 +128,14 @@ class Interception:
             setattr(owner, name, functools.wraps(original)(make(name, original)))
 
     def _collective(self, name: str, original: Any) -> Any:
-        strands, channels = self._strands, self._channels
+        strands, channels, is_block = self._strands, self._channels, name.endswith("_coalesced")
 
         def call(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             strand = strands.get(get_ident())
             if strand is None or strand.inside:
                 return original(group, *args, **kwargs)
+            if is_block:
+                strand.conduct.forbid_streams(_COALESCED)
             channel = channels.of_group(group)
             return _start(strand, name, channel, channels, original, (group, *args), kwargs)
 
@@ -168,7 +172,7 @@ class Interception:
             work = original(group, *args, **kwargs)
             strand = strands.get(get_ident())
             if strand is not None and not strand.inside:
-                strand.conduct.forbid_streams("operations are coalesced, which is per group and not per thread")
+                strand.conduct.forbid_streams(_COALESCED)
                 strand.keep_work(work, quiet=not channels.takes_turns(channels.of_group(group)))
             return work
 

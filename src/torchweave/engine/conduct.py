@@ -27,12 +27,17 @@ EXPLAIN_LIMIT_S = 2.0
 
 
 class Failure:
-    """The first failure of a pair: what it was, and whether every rank failed alike."""
+    """The first failure of a pair: in which strand, and whether every rank failed alike."""
 
     def __init__(self, strand: Strand) -> None:
         self.strand = strand
         self.verdict = ""
         self._settled = threading.Event()
+
+    @property
+    def broke_groups(self) -> bool:
+        """Whether it is known already that the ranks are out of step."""
+        return self._settled.is_set() and bool(self.verdict)
 
     def settle(self, verdict: str) -> None:
         """Say why the groups are broken, or "" where they still work."""
@@ -138,7 +143,7 @@ class Conduct:
 
     def _share(self, strand: Strand, error: BaseException, channels: list[Channel]) -> str:
         what = f"{type(error).__name__}: {error}"
-        where = f"{strand.name} strand at step {strand.position}"
+        where = self.where_it_failed(strand)
         limit_s = min(self.limit_s, INTERRUPT_LIMIT_S) if isinstance(error, KeyboardInterrupt) else self.limit_s
         try:
             if isinstance(error, BrokenGroupError | WaitLimitError):
@@ -149,6 +154,10 @@ class Conduct:
             return agreement.failed_alike(channels, self.rank, where, limit_s)
         except RuntimeError as trouble:  # the store's host is gone
             return f"rank {self.rank} failed in its {where} ({what}), and the store did not answer: {trouble}"
+
+    def where_it_failed(self, strand: Strand) -> str:
+        """Say where a pair failed: the same text on every rank that failed alike."""
+        return f"{strand.name} strand at step {strand.position}"
 
     def explain(self, strand: Strand, error: RuntimeError) -> BrokenGroupError:
         """Turn a backend's error at a wait into ours, with what other ranks said of their failure."""

@@ -84,7 +84,7 @@ class Engine:
 
     def _weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
         if strategy == "serial":
-            return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
+            return self._serially(forward, backward)
         if not self.interception.installed:
             self.interception.install()
         fingerprint = self._kinds.fingerprint(forward, backward) if kind is None else Fingerprint(kind, Counter())
@@ -97,7 +97,7 @@ class Engine:
                 raise BrokenGroupError(channel.name, channel.broken)
         chosen = decision.strategy_for(strategy)
         if chosen == "serial":
-            return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
+            return self._serially(forward, backward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
         try:
             return play_together(strands, backward, forward, self.interception, self._worker)
@@ -105,6 +105,14 @@ class Engine:
             if strands.deviated:
                 self._decisions.pop(key, None)
             _count_pair(strands.conduct)
+            strands.part()
+
+    def _serially(self, forward: Callable[[], T], backward: Callable[[], Any]) -> T:
+        strands = Strands(Conduct(_rank(), (), self._log))
+        try:
+            return play_serially(strands, backward, forward)
+        finally:
+            strands.part()
 
     def _current_roll(self) -> Roll:
         """Return who is recording, among the ranks of today's default group."""
@@ -132,6 +140,7 @@ class Engine:
         finally:
             roll.end()
             _count_pair(conduct)
+            strands.part()
         self._kinds.learn(conduct.nodes)
         self._decisions[self._kinds.name(fingerprint)] = decision
         decision.strategy_for(strategy)  # raises where the strategy that was asked for cannot run this kind

@@ -48,7 +48,23 @@ class Strands:
         first = errors[0]
         if len(errors) > 1:
             _chain(first, errors[1])
-        raise first
+        try:
+            raise first
+        finally:
+            # the error's traceback holds this frame: what the frame holds of the error would keep both alive
+            del errors, first
+
+    def part(self) -> None:
+        """Let the strands forget each other, their results and their errors.
+
+        They know each other and their conduct, so what they hold would live until Python collects cycles: a forward's
+        output, or the frames of an error with all their tensors.
+        """
+        if not (self.backward.done and self.forward.done):
+            return  # given up: the other thread still runs, and needs what it has
+        self.conduct.failure = None
+        for strand in (self.backward, self.forward):
+            strand.forget()
 
     def _by_failure(self) -> list[Strand]:
         """Return the strand whose error is to be raised first: Ctrl-C before all, else the one that failed first."""

@@ -140,6 +140,12 @@ class Strand:
         if self.expected is not None and self.position < len(self.expected):
             raise self._deviation(self.expected[self.position], "its end", line)
 
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self.other = None  # type: ignore[assignment]
+        self.result = self.error = self.saved = self.final = None
+        self.release()
+
     def release(self) -> None:
         """Forget what was never waited for."""
         self._works.clear()

@@ -32,6 +32,8 @@ class Streams(Conduct):
         self._order, self._next = order, 0
         self._forward_lane = ForwardLane(lanes)
         self._turn = threading.Condition()
+        # strands that wait for the verdict on the other's failure
+        self._blocked: set[str] = set()
 
     def lane(self, strand: Strand) -> contextlib.AbstractContextManager[None]:
         """Give the forward another compute lane than the backward's."""
@@ -40,21 +42,29 @@ class Streams(Conduct):
         return contextlib.nullcontext()
 
     def before_issue(self, strand: Strand) -> None:
-        """Wait for this operation's place in the order."""
+        """Wait for this operation's place in the order.
+
+        Where the other strand has failed, this one goes on as far as the order takes it, and there waits for the
+        verdict: how far it came is then the same on every rank that failed alike.
+        """
         if strand.name == "backward":
             self._forward_lane.backward_is_here()
         with self._turn:
-            free = self._turn.wait_for(
-                lambda: self.failure is not None or strand.other.done or self._order[self._next] == strand.name,
-                timeout=self.patience_s,
-            )
-        if not free:
-            raise WaitLimitError(
-                f"the {strand.name} strand of rank {self.rank}",
-                f"operation {self._next} of the {strand.other.name} strand, standing at:\n{where_threads_stand()}",
-                self.patience_s,
-            )
-        super().before_issue(strand)
+            if not self._turn.wait_for(lambda: self._is_next(strand) or _stopped(strand.other), self.patience_s):
+                raise WaitLimitError(
+                    f"the {strand.name} strand of rank {self.rank}",
+                    f"operation {self._next} of the {strand.other.name} strand, standing at:\n{where_threads_stand()}",
+                    self.patience_s,
+                )
+            goes_on = self._is_next(strand) and not (self.failure is not None and self.failure.broke_groups)
+            if not goes_on:
+                self._blocked.add(strand.name)
+                self._turn.notify_all()
+        if not goes_on:
+            super().before_issue(strand)
+
+    def _is_next(self, strand: Strand) -> bool:
+        return self._next < len(self._order) and self._order[self._next] == strand.name
 
     def forbid(self, strand: Strand, why: str) -> None:
         """Refuse what the record did not have and no proof covers."""
@@ -80,8 +90,22 @@ class Streams(Conduct):
 
     def fail(self, strand: Strand, error: BaseException) -> None:
         """As always, and wake the other strand."""
-        try:
-            super().fail(strand, error)
-        finally:
-            with self._turn:
-                self._turn.notify_all()
+        if strand.name == "backward":
+            self._forward_lane.backward_is_here()
+        with self._turn:
+            self._turn.notify_all()
+        super().fail(strand, error)
+
+    def where_it_failed(self, strand: Strand) -> str:
+        """Say how far both strands came, once the other one has ended, failed too, or waits for this one."""
+        other = strand.other
+        with self._turn:
+            self._turn.wait_for(lambda: _stopped(other) or other.name in self._blocked, self.patience_s)
+        return " and ".join(
+            f"{one.name} strand at step {one.position}{'' if one.error is None else ' (failed)'}"
+            for one in sorted((strand, other), key=lambda one: one.name)
+        )
+
+
+def _stopped(strand: Strand) -> bool:
+    return strand.done or strand.error is not None
