@@ -163,9 +163,10 @@ def check_pairs(make, strategy, way, num_steps=3, **options):
     found, ways = run_woven(make, strategy, num_steps, **options)
     wanted = ["serial" if way == "woven" else way] + [way] * (num_steps - 1)
     for step in range(num_steps):
-        assert ways[step].split(":")[0] == wanted[step], f"pair {step} ran {ways[step]}, expected {wanted[step]}"
+        told = f"pair {step} by {strategy}"
+        assert ways[step].split(":")[0] == wanted[step], f"{told} ran {ways[step]}, expected {wanted[step]}"
         if found[step] is not None:
-            check_equal(expected[step], found[step], f"pair {step}")
+            check_equal(expected[step], found[step], told)
 
 
 def attempt(call):
