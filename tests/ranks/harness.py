@@ -88,6 +88,25 @@ def pair_of(forward_chunk, backward_chunk):
     return pair
 
 
+def chain_of(module):
+    """Return a maker of pairs as a pipeline has them: the backward is that of the forward in the pair before."""
+    kept = []
+
+    def pair(step):
+        x = inputs(step, 0)
+        if not kept:
+            kept.append(module(inputs(step, 1)).square().sum())
+        loss = kept.pop()
+
+        def forward():
+            kept.append(module(x).square().sum())
+            return kept[0]
+
+        return Pair(forward, lambda: loss.backward(), lambda: [gradients(module), loss])
+
+    return pair
+
+
 def check_equal(expected, found, path="result"):
     """Raise where two results differ in a single bit, or in kind."""
     if isinstance(expected, torch.Tensor):

@@ -12,7 +12,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
-from harness import DIM, Cross, Pair, check_equal, check_pairs, chunk, gradients, inputs, pair_of, run_plainly, run_woven
+from harness import (
+    DIM,
+    Cross,
+    Pair,
+    chain_of,
+    check_equal,
+    check_pairs,
+    chunk,
+    gradients,
+    inputs,
+    pair_of,
+    run_plainly,
+    run_woven,
+)
 from operations import all_reduce, all_to_all_single, functional_all_reduce, late_wait
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -165,11 +178,13 @@ def functional_with_gradient():
 def distributed_nn_functional():
     import torch.distributed.nn.functional as dnf
 
+    world = dist.group.WORLD
+
     def mix(x):
-        x = dnf.all_to_all_single(torch.empty_like(x), x)
-        x = dnf.all_reduce(x) * 0.5
-        parts = dnf.all_gather(x)
-        return parts[0] * parts[1] + dnf.broadcast(x, 0)
+        x = dnf.all_to_all_single(torch.empty_like(x), x, group=world)
+        x = dnf.all_reduce(x, group=world) * 0.5
+        parts = dnf.all_gather(x, group=world)
+        return parts[0] * parts[1] + dnf.broadcast(x, 0, group=world)
 
     return pair_of(chunk(Call(mix)), chunk(Call(mix), Call(mix)))
 
@@ -213,7 +228,7 @@ def dropout_in_the_forward():
     return pair_of(chunk(nn.Dropout(0.5), *crossings(), nn.Dropout(0.3)), chunk(*crossings()))
 
 
-@case()
+@case(NO_STREAMS)
 def random_draws_after_every_crossing():
     def noisy(x):
         return all_to_all_single(x) + torch.rand_like(x)
@@ -301,7 +316,7 @@ def autocast_inside_the_same_chunk():
 
 @case()
 def autocast_nested():
-    inner = Within(chunk(*crossings(1)), partial(_cpu_autocast, enabled=False))
+    inner = Within(nn.Sequential(Call(torch.Tensor.float), chunk(*crossings(1))), partial(_cpu_autocast, enabled=False))
     half = Within(nn.Sequential(chunk(*crossings(1)), inner, chunk(*crossings(1))), _cpu_autocast, _cpu_autocast)
     return pair_of(half, Checkpointed(half, use_reentrant=False, preserve_rng_state=False))
 
@@ -620,7 +635,12 @@ def an_optimizer_in_accumulate_hooks():
     one = chunk(*crossings())
     for parameter in one.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.1)
-        parameter.register_post_accumulate_grad_hook(lambda p, o=optimizer: (o.step(), o.zero_grad()))
+
+        def step_now(_, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step_now)
     pair = pair_of(one, one)
 
     def stepping(step):
@@ -633,7 +653,12 @@ def an_optimizer_in_accumulate_hooks():
 @case(SERIAL)
 def weights_written_by_hand_in_the_backward():
     one = chunk(*crossings())
-    one[0].weight.register_post_accumulate_grad_hook(lambda p: p.data.sub_(0.1 * p.grad))
+
+    def write(parameter):
+        with torch.no_grad():
+            parameter.sub_(0.1 * parameter.grad)
+
+    one[0].weight.register_post_accumulate_grad_hook(write)
     pair = pair_of(one, one)
 
     def stepping(step):
@@ -697,18 +722,8 @@ def ddp_without_gradient_synchronization():
 
     module = chunk(*crossings())
     one = DistributedDataParallel(module)
-
-    def pair(step):
-        with one.no_sync():
-            made = pair_of(one, one)(step)
-
-            def forward():
-                with one.no_sync():
-                    return made.forward()
-
-            return Pair(forward, made.backward, lambda: [made.results(), one.require_backward_grad_sync])
-
-    return pair
+    one.require_backward_grad_sync = False  # what no_sync() does, for as long as the pairs are made and run
+    return pair_of(one, one)
 
 
 @case(SERIAL)
@@ -717,19 +732,53 @@ def fsdp_that_reshards():
 
     one = chunk(*crossings())
     fully_shard(one)
+    shards = list(one.parameters())
     pair = pair_of(one, one)
-    return lambda step: pair(step)._replace(results=lambda: [p.grad.to_local() for p in one.parameters()])
+    return lambda step: pair(step)._replace(results=lambda: [p.grad.to_local() for p in shards])
 
 
-@case()
+@case(NO_STREAMS)
 def fsdp_without_resharding():
     from torch.distributed.fsdp import fully_shard
 
     one = chunk(*crossings())
     fully_shard(one, reshard_after_forward=False)
     one.set_reshard_after_backward(False)
+    shards = list(one.parameters())
     pair = pair_of(one, one)
-    return lambda step: pair(step)._replace(results=lambda: [p.grad.to_local() for p in one.parameters()])
+    return lambda step: pair(step)._replace(results=lambda: [p.grad.to_local() for p in shards])
+
+
+@case(NO_STREAMS)
+def fsdp_without_resharding_as_in_a_pipeline():
+    """FSDP2 keeps one training state a module: a forward that sees the backward's registers no hooks for its own."""
+    from torch.distributed.fsdp import fully_shard
+
+    one = chunk(*crossings())
+    fully_shard(one, reshard_after_forward=False)
+    one.set_reshard_after_backward(False)
+    shards = list(one.parameters())
+    pair = chain_of(one)
+    return lambda step: pair(step)._replace(results=lambda: [p.grad.to_local() for p in shards])
+
+
+@case()
+def ddp_as_in_a_pipeline():
+    from torch.nn.parallel import DistributedDataParallel
+
+    one = DistributedDataParallel(chunk(*crossings()))
+    one.require_backward_grad_sync = False
+    return chain_of(one)
+
+
+@case()
+def a_chunk_as_in_a_pipeline():
+    return chain_of(chunk(nn.Dropout(0.5), *crossings()))
+
+
+@case(NO_STREAMS)
+def a_checkpointed_chunk_as_in_a_pipeline():
+    return chain_of(nn.Sequential(*(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2))))
 
 
 # ---- context, nesting, regions ----
