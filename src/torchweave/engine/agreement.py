@@ -6,7 +6,6 @@ Three things are said there: what the woven order of a new kind of pair would be
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
@@ -79,18 +78,24 @@ class Ledger:
             return bytes(self._store.get(key))
         return None
 
-    def wait(self, topics: Sequence[tuple[str, int]], limit_s: float, why: str, alarm: str = "") -> list[bytes]:
+    def wait(
+        self,
+        topics: Sequence[tuple[str, int]],
+        limit_s: float,
+        why: str,
+        alarms: Sequence[tuple[str, int]] = (),
+    ) -> list[bytes]:
         """Return what each rank said under its topic, waiting for those that have not spoken.
 
         Args:
             topics: Topic and rank of each.
             limit_s: How long to wait in all, seconds.
             why: What this is for, for the error.
-            alarm: A topic under which a rank says that it will not speak; read while waiting.
+            alarms: Topics under which a rank says that it will not speak; read while waiting.
 
         Raises:
             WaitLimitError: Some rank did not speak within the limit.
-            BrokenGroupError: Some rank said so under `alarm`.
+            BrokenGroupError: Some rank said so under an alarm.
         """
         found: dict[tuple[str, int], bytes] = {}
         end, pause = time.monotonic() + limit_s, 0.0005
@@ -101,10 +106,9 @@ class Ledger:
             missing = [topic for topic in topics if topic not in found]
             if not missing:
                 return [found[topic] for topic in topics]
-            if alarm:
-                for _, rank in missing:
-                    if (said := self.read(alarm, rank)) is not None:
-                        raise BrokenGroupError(missing[0][0].split("/")[1], said.decode())
+            for alarm, other in alarms:
+                if (note := self.read(alarm, other)) is not None:
+                    raise BrokenGroupError(alarm.split("/")[1], _story(note))
             if time.monotonic() > end:
                 late = ", ".join(str(rank) for rank in sorted({rank for _, rank in missing}))
                 raise WaitLimitError(f"rank {self._rank}", f"rank {late} {why}", limit_s)
@@ -141,7 +145,7 @@ def agree(channels: Sequence[Channel], plan: tuple[Action, ...], vetoes: dict[st
     for channel in channels:
         ledger.post(_agreement_topic(channel.name, counts[channel.name]), mine.encode())
     topics = _topics([mine])
-    said = ledger.wait(topics, limit_s, "to describe a new kind of pair", alarm=_alarm_topic(channels))
+    said = ledger.wait(topics, limit_s, "to describe a new kind of pair", alarms=_alarms(channels, rank))
     ours = mine.fingerprint()
     if all(data.partition(b"\n")[0].decode() == ours for data in said):
         return vetoes
@@ -187,53 +191,68 @@ def _agreement_topic(channel: str, count: int) -> str:
     return f"kind/{channel}/{count}"
 
 
-def _alarm_topic(channels: Sequence[Channel]) -> str:
-    return _failure_topic(channels[0])
+def _alarms(channels: Iterable[Channel], rank: int) -> list[tuple[str, int]]:
+    """Return where the other members of some channels would say that a strand failed in this pair."""
+    return sorted(
+        {(_failure_topic(channel), other) for channel in channels for other in channel.members}
+        - {(_failure_topic(channel), rank) for channel in channels}
+    )
+
+
+def _story(note: bytes) -> str:
+    return note.decode().partition("\n")[2]
 
 
 def _failure_topic(channel: Channel) -> str:
     return f"failed/{channel.name}/{channel.num_pairs}"
 
 
-def share_failure(channels: Sequence[Channel], rank: int, where: str, what: str, limit_s: float) -> str:
-    """Say that a strand failed here, and learn whether it failed at the same place on every member.
+def tell_failure(channels: Sequence[Channel], rank: int, where: str, what: str) -> None:
+    """Say to all members that a strand failed here.
 
     Args:
         channels: What the pair communicates on.
         rank: This process's global rank.
         where: Strand and step at which it failed: the same text on every rank that fails alike.
         what: The error, for the other ranks to show.
+    """
+    if any(channel.has_peers for channel in channels):
+        ledger = Ledger(rank)
+        note = f"{where}\nrank {rank} failed in its {where}: {what}".encode()
+        for channel in channels:
+            ledger.post(_failure_topic(channel), note)
+
+
+def failed_alike(channels: Sequence[Channel], rank: int, where: str, limit_s: float) -> str:
+    """Learn whether every member failed at the same place.
+
+    Args:
+        channels: What the pair communicates on.
+        rank: This process's global rank.
+        where: As for `tell_failure`.
         limit_s: How long to wait for the others, seconds.
 
     Returns:
-        "" where every member failed alike and the group still works, else why it is broken.
+        "" where every member failed alike and the groups still work, else why they are broken.
     """
-    channels = [channel for channel in channels if channel.has_peers]
-    if not channels:
+    topics = _alarms(channels, rank)
+    if not topics:
         return ""
-    ledger = Ledger(rank)
-    note = f"{where}\nrank {rank}, {where}: {what}".encode()
-    for channel in channels:
-        ledger.post(_failure_topic(channel), note)
-    topics = sorted({(_failure_topic(channel), member) for channel in channels for member in channel.members})
     try:
-        said = ledger.wait(topics, limit_s, "to fail alike")
+        said = Ledger(rank).wait(topics, limit_s, "to fail alike")
     except WaitLimitError as error:
-        return f"rank {rank} failed in its {where} ({what}); {error.awaited} did not happen within {limit_s:g} s"
-    for data in said:
-        there, _, story = data.decode().partition("\n")
-        if there != where:
-            return f"rank {rank} failed in its {where}, but {story}"
+        return f"rank {rank} failed in its {where}, and waited {limit_s:g} s for {error.awaited}"
+    for note in said:
+        if note.decode().partition("\n")[0] != where:
+            return f"rank {rank} failed in its {where}, but {_story(note)}"
     return ""
 
 
 def failures_of_others(channels: Sequence[Channel], rank: int) -> str:
     """Return what another rank said of its failure in this pair, or "" where none has spoken."""
-    ledger = Ledger(rank)
-    for channel in channels:
-        for member in channel.members:
-            if member != rank:
-                with contextlib.suppress(RuntimeError):  # the store's host is gone: nothing more to learn
-                    if (said := ledger.read(_failure_topic(channel), member)) is not None:
-                        return said.partition(b"\n")[2].decode()
+    topics = _alarms(channels, rank)
+    ledger = Ledger(rank) if topics else None
+    for topic, other in topics:
+        if ledger is not None and (said := ledger.read(topic, other)) is not None:
+            return _story(said)
     return ""

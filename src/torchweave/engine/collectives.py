@@ -111,17 +111,18 @@ class Interception:
 
     def remove(self) -> None:
         """Leave c10d as it was."""
-        for owner, name, original in self._originals:
-            setattr(owner, name, original)
+        for owner, name, entry in self._originals:
+            setattr(owner, name, entry)
         self._originals.clear()
         if self._library is not None:
             self._library._destroy()
             self._library = None
 
     def _replace(self, owner: type, name: str, make: Callable[[str, Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is not None:  # names differ between torch versions
-            self._originals.append((owner, name, original))
+        if name in vars(owner):  # names differ between torch versions
+            original = getattr(owner, name)
+            # what is put back later is the class's own entry, which binds to its instances; `original` does not
+            self._originals.append((owner, name, vars(owner)[name]))
             setattr(owner, name, functools.wraps(original)(make(name, original)))
 
     def _collective(self, name: str, original: Any) -> Any:

@@ -89,7 +89,7 @@ class Conduct:
     def before_issue(self, strand: Strand) -> None:
         """Wait until a strand may issue its next operation; raise where the ranks are out of step."""
         failure = self.failure
-        if failure is not None and failure.strand is not strand and (verdict := failure.wait(self.limit_s)):
+        if failure is not None and failure.strand is not strand and (verdict := failure.wait(2 * self.limit_s)):
             raise BrokenGroupError(", ".join(sorted(self.channels)), verdict)
 
     def after_issue(self, strand: Strand) -> None:
@@ -126,14 +126,15 @@ class Conduct:
 
     def _share(self, strand: Strand, error: BaseException, channels: list[Channel]) -> str:
         what = f"{type(error).__name__}: {error}"
-        where, limit_s = f"{strand.name} strand at step {strand.position}", self.limit_s
-        if isinstance(error, BrokenGroupError):
-            # another rank failed first: this one is not alike, and need not wait
-            where, limit_s = f"{where}, after another rank", 0.0
-        if isinstance(error, KeyboardInterrupt):
-            limit_s = min(limit_s, INTERRUPT_LIMIT_S)
+        where = f"{strand.name} strand at step {strand.position}"
+        limit_s = min(self.limit_s, INTERRUPT_LIMIT_S) if isinstance(error, KeyboardInterrupt) else self.limit_s
         try:
-            return agreement.share_failure(channels, self.rank, where, what, limit_s)
+            if isinstance(error, BrokenGroupError):
+                # another rank failed first: this one is not alike, and there is nothing to wait for
+                agreement.tell_failure(channels, self.rank, f"{where}, after another rank", what)
+                return error.cause
+            agreement.tell_failure(channels, self.rank, where, what)
+            return agreement.failed_alike(channels, self.rank, where, limit_s)
         except RuntimeError as trouble:  # the store's host is gone
             return f"rank {self.rank} failed in its {where} ({what}), and the store did not answer: {trouble}"
 

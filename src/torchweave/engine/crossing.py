@@ -52,7 +52,7 @@ class _Keeper(TorchDispatchMode):
     """Keeps alive every tensor that an operator of torch reads or makes."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept: list[Any] = list(tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

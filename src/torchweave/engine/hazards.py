@@ -50,12 +50,8 @@ class Hazards:
     def __init__(self, forward: Callable[[], Any], backward: Callable[[], Any]) -> None:
         self.veto = ""
         self.streams_veto = ""
-        self._modules = [
-            module
-            for item in reachable(forward, depth=_DEPTH, attributes=True)
-            if isinstance(item, nn.Module)
-            for module in item.modules()
-        ]
+        found = (item for item in reachable(forward, depth=_DEPTH, attributes=True) if isinstance(item, nn.Module))
+        self._modules = tuple(dict.fromkeys(module for item in found for module in item.modules()))
         self._backward = backward
         self._state = Shared.capture()
         self._check_wrappers()
@@ -75,9 +71,10 @@ class Hazards:
             hook.remove()
         if changes := self._state.changes(Shared.capture()):
             self._forbid(f"the backward changes {', '.join(changes)}, which the forward sees in a serial run")
-        for name, before in versions.items():
-            if self._versions().get(name) != before:
-                self._forbid(f"the backward writes {name[1]}, which the forward's {name[0]} uses")
+        later = self._versions()
+        for (module, name), before in versions.items():
+            if later.get((module, name)) != before:
+                self._forbid(f"the backward writes {name!r} of a {type(module).__name__} that the forward uses")
                 break
 
     @contextlib.contextmanager
@@ -92,14 +89,13 @@ class Hazards:
     def _forbid(self, why: str) -> None:
         self.veto = self.veto or why
 
-    def _versions(self) -> dict[tuple[str, str], int]:
-        found = {}
-        for module in self._modules:
-            own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-            for name, tensor in own:
-                if not tensor.is_inference():
-                    found[f"{type(module).__name__} {id(module):x}", name] = tensor._version
-        return found
+    def _versions(self) -> dict[tuple[nn.Module, str], int]:
+        return {
+            (module, name): tensor._version
+            for module in self._modules
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            if not tensor.is_inference()
+        }
 
     def _optimizer_steps(self, optimizer: Any, *_: Any) -> None:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

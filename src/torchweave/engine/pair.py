@@ -20,6 +20,7 @@ from torchweave.engine.kinds import Kinds
 from torchweave.engine.lanes import Lanes
 from torchweave.engine.observe import Log
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
+from torchweave.engine.worker import Worker
 from torchweave.errors import BrokenGroupError, UsageError
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Engine:
         self._decisions: dict[Hashable, choose.Decision] = {}
         self._running = threading.Lock()
         self._log: Log | None = None
+        self._worker = Worker()
 
     @contextmanager
     def observe(self) -> Iterator[Log]:
@@ -53,8 +55,9 @@ class Engine:
         return self._decisions.get(self._kinds.of(forward, backward))
 
     def close(self) -> None:
-        """Leave c10d as it was, and forget everything."""
+        """Leave c10d as it was, end the backward's thread, and forget everything."""
         self.interception.remove()
+        self._worker.retire()
         self._decisions.clear()
 
     def weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
@@ -91,7 +94,7 @@ class Engine:
             return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
         try:
-            return play_together(strands, backward, forward, self.interception)
+            return play_together(strands, backward, forward, self.interception, self._worker)
         finally:
             if strands.deviated:
                 self._decisions.pop(key, None)
@@ -135,8 +138,8 @@ def weave(
         backward: Runs the backward of another microbatch, on a worker thread. It may call `backward()` several times.
         strategy: `auto`; `turns` (the strands alternate at every wait, backward first); `streams` (both run freely,
             collectives in one fixed order); or `serial` (backward, then forward, untouched).
-        kind: A name for pairs that communicate alike, equal on all ranks. None tells kinds apart by the callables' code,
-            the modules that they reach, and the backward's graph.
+        kind: A name for pairs that communicate alike, equal on all ranks. None tells kinds apart by the callables'
+            code, the modules that they reach, and the backward's graph.
 
     Returns:
         What `forward` returned.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
 from torchweave.engine.strands import Strand
+from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
 
 T = TypeVar("T")
@@ -41,19 +41,30 @@ class Strands:
 
     def outcome(self) -> Any:
         """Return the forward's result, or raise the error that came first, with the other's chained to it."""
-        first, second = self.backward.error, self.forward.error
-        if self.conduct.failure is not None and self.conduct.failure.strand is self.forward:
-            first, second = second, first
-        error, other = (first, second) if first is not None else (second, None)
-        if error is None:
+        errors = [strand.error for strand in self._by_failure() if strand.error is not None]
+        if not errors:
             return self.forward.result
-        if other is not None:
-            last = error
-            while (earlier := last.__cause__ or last.__context__) is not None and earlier is not other:
-                last = earlier
-            if last is not other:
-                last.__context__ = other
-        raise error
+        first = errors[0]
+        if len(errors) > 1:
+            _chain(first, errors[1])
+        raise first
+
+    def _by_failure(self) -> list[Strand]:
+        """Return the strand whose error is to be raised first: Ctrl-C before all, else the one that failed first."""
+        failed = self.conduct.failure.strand if self.conduct.failure is not None else self.backward
+        return sorted(
+            (self.backward, self.forward),
+            key=lambda strand: (not isinstance(strand.error, KeyboardInterrupt), strand is not failed),
+        )
+
+
+def _chain(first: BaseException, second: BaseException) -> None:
+    """Show the second error, too, in the traceback of the first."""
+    last = first
+    while last is not second and (earlier := last.__cause__ or last.__context__) is not None:
+        last = earlier
+    if last is not second:
+        last.__context__ = second
 
 
 def play_serially(strands: Strands, backward: Callable[[], Any], forward: Callable[[], T]) -> T:
@@ -90,9 +101,13 @@ def play_watched(
 
 
 def play_together(
-    strands: Strands, backward: Callable[[], Any], forward: Callable[[], T], interception: Interception
+    strands: Strands,
+    backward: Callable[[], Any],
+    forward: Callable[[], T],
+    interception: Interception,
+    worker: Worker,
 ) -> T:
-    """Run the backward on a worker thread and the forward on this one, as the conduct decides.
+    """Run the backward on the worker's thread and the forward on this one, as the conduct decides.
 
     Raises:
         BaseException: Whatever a strand raised first; the other strand has run to its end by then.
@@ -105,7 +120,7 @@ def play_together(
         with torch.autograd.set_multithreading_enabled(False):
             _run(strand, backward, interception)
 
-    def worker_main() -> None:
+    def job() -> None:
         try:
             inherited.run(work)
         except BaseException as error:
@@ -116,13 +131,16 @@ def play_together(
             if not strand.done:
                 conduct.end(strand)
 
-    worker = threading.Thread(target=worker_main, name="torchweave-backward", daemon=True)
-    worker.start()
+    worker.start(job)
     try:
         with torch.autograd.set_multithreading_enabled(False):
             _run(strands.forward, forward, interception)
     finally:
-        _await(worker, strands)
+        try:
+            _await(worker, strands)
+        finally:
+            if conduct.failure is not None or not worker.is_idle or not torch.cuda.is_initialized():
+                worker.retire()
         inherited.clear_casts()
     if isinstance(conduct, Turns) and conduct.failure is None:
         conduct.settle_state(strands.backward, strands.forward)
@@ -149,18 +167,18 @@ def _run(strand: Strand, call: Callable[[], Any], interception: Interception | N
             interception.unbind()
 
 
-def _await(worker: threading.Thread, strands: Strands) -> None:
+def _await(worker: Worker, strands: Strands) -> None:
     """Wait for the backward's end; a first Ctrl-C is kept for later, a second one gives up."""
     limit_s = strands.conduct.limit_s
     while True:
         try:
-            worker.join(limit_s)
+            ended = worker.wait(limit_s)
             break
         except KeyboardInterrupt as interrupt:
             if isinstance(strands.forward.error, KeyboardInterrupt):
                 raise
             strands.forward.error = interrupt
-    if worker.is_alive():
+    if not ended:
         raise WaitLimitError(
             "weave",
             f"the end of the backward strand, standing at:\n{where_threads_stand()}",

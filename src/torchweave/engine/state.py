@@ -114,7 +114,7 @@ class Inherited:
         self._hooks_forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
         self._threads = torch.get_num_threads()
         self._autocast = tuple(
-            (kind, torch.get_autocast_dtype(kind)) for kind in _autocast_kinds() if torch.is_autocast_enabled(kind)
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _autocast_kinds()
         )
         self._autocast_cache = torch.is_autocast_cache_enabled()
         self._nesting = torch.autocast_increment_nesting() - 1
@@ -156,8 +156,8 @@ class Inherited:
 
     @contextlib.contextmanager
     def _autocast_state(self) -> Iterator[None]:
-        for kind, dtype in self._autocast:
-            torch.set_autocast_enabled(kind, True)
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._autocast_cache)
         # The cache of casts is the process's, the nesting is the thread's: a region that ends here at nesting 0 would
