@@ -27,8 +27,8 @@ _HEAD = 64  # width of an attention head
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave demo`."""
     parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
-    parser.add_argument("--layers", type=int, help="layers of the model; default: 4")
-    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 384, on a GPU 4096")
+    parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
+    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 768, on a GPU 4096")
     parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 256, on a GPU 4096")
     parser.add_argument(
         "--link-gbps",
@@ -135,13 +135,16 @@ def _print_table(result: dict[str, Any]) -> None:
         low, high = result["spread"][key]
         table.add_row(label, f"{result[f'{key}_ms']:.1f} ms", f"{low:.1f} - {high:.1f} ms")
     table.add_row("bound", f"{result['bound_ms']:.1f} ms", "", end_section=True)
-    table.add_row("hidden share of communication", _share(result["hidden_share"]), "")
+    table.add_row("hidden communication", _share(result["hidden_share"]), "")
     table.add_row("recovered share", _share(result["recovered_share"]), "")
-    table.add_row("bit-equal to serial", "yes" if result["bit_equal"] else "NO", "", end_section=True)
+    table.add_row("bit-equal to serial", "yes" if result["bit_equal"] else "NO", "")
+    facts = Table.grid(padding=(0, 2))
     for key in ("strategy", "link"):
-        table.add_row(key, escape(str(result[key])), "")
-    table.add_row("versions", escape(", ".join(f"{name} {is_}" for name, is_ in result["versions"].items())), "")
-    Console().print(table)
+        facts.add_row(f" {key}", escape(str(result[key])))
+    facts.add_row(" versions", escape(", ".join(f"{name} {which}" for name, which in result["versions"].items())))
+    console = Console()
+    console.print(table)
+    console.print(facts)
 
 
 def _share(value: float | None) -> str:

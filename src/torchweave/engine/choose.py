@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from torchweave.engine.agreement import agree
 from torchweave.engine.channels import Channel
-from torchweave.engine.hazards import Hazards
+from torchweave.engine.hazards import Hazards, module_states
 from torchweave.engine.order import REGION, WAIT, Action, Record, woven
 from torchweave.engine.play import Strands
 from torchweave.errors import NotWeavableError
@@ -23,6 +26,7 @@ class Decision(NamedTuple):
         channels: What the pair communicates on.
         order: Name of the strand that issues each operation, in the woven order.
         refusals: Why a strategy cannot run this kind, by its name; "" where it can.
+        stateful: Modules that remember in which pass they are.
         choice: What `auto` takes.
         reason: Why it takes that.
     """
@@ -32,12 +36,18 @@ class Decision(NamedTuple):
     channels: tuple[Channel, ...]
     order: tuple[str, ...]
     refusals: dict[str, str]
+    stateful: tuple[weakref.ref[nn.Module], ...]
     choice: str
     reason: str
 
     def is_current(self) -> bool:
         """Whether the groups are still those of the record."""
         return all(channel.is_alive() for channel in self.channels)
+
+    def stateful_objects(self) -> list[Any]:
+        """Return the objects whose `_training_state` belongs to a strand."""
+        modules = (reference() for reference in self.stateful)
+        return [owner for module in modules if module is not None for owner in module_states(module)]
 
     def strategy_for(self, strategy: str) -> str:
         """Return the strategy that runs when `strategy` is asked for.
@@ -76,7 +86,8 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         choice, reason = "serial", "a strand waits for no communication: there is nothing to hide"
     else:
         choice, reason = "turns", "both strands wait for communication"
-    return Decision(backward, forward, channels, _issuers(plan, backward), refusals, choice, reason)
+    stateful = tuple(weakref.ref(module) for module in hazards.stateful)
+    return Decision(backward, forward, channels, _issuers(plan, backward), refusals, stateful, choice, reason)
 
 
 def _crosses(record: Record) -> bool:

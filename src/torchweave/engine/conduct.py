@@ -7,19 +7,21 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from torchweave.engine import agreement
 from torchweave.engine.channels import Channel
 from torchweave.engine.lanes import ForwardLane, Lanes
 from torchweave.engine.observe import Log
 from torchweave.engine.state import Shared
-from torchweave.engine.strands import Strand
+from torchweave.engine.strands import Saved, Strand
 from torchweave.errors import BrokenGroupError, NotWeavableError, WaitLimitError
 
 # A group's timeout bounds every wait; where no group is in sight, this does (c10d's own default).
 DEFAULT_LIMIT_S = 1800.0
 # After Ctrl-C the other ranks are given this long to show that they were interrupted at the same place.
 INTERRUPT_LIMIT_S = 5.0
+MARGIN_S = 5.0
 
 
 class Failure:
@@ -65,6 +67,14 @@ class Conduct:
         """How long anything in this pair may be waited for, seconds."""
         return min((channel.limit_s for channel in self.channels.values()), default=DEFAULT_LIMIT_S)
 
+    @property
+    def patience_s(self) -> float:
+        """How long one strand waits for the other, seconds: longer than a backend waits for a peer.
+
+        A strand may wait in the backend while the other waits for it, and its error names the rank that failed.
+        """
+        return 2 * self.limit_s + MARGIN_S
+
     def meet(self, channel: Channel) -> None:
         """Note that the pair uses a channel."""
         self.channels.setdefault(channel.name, channel)
@@ -89,7 +99,7 @@ class Conduct:
     def before_issue(self, strand: Strand) -> None:
         """Wait until a strand may issue its next operation; raise where the ranks are out of step."""
         failure = self.failure
-        if failure is not None and failure.strand is not strand and (verdict := failure.wait(2 * self.limit_s)):
+        if failure is not None and failure.strand is not strand and (verdict := failure.wait(self.patience_s)):
             raise BrokenGroupError(", ".join(sorted(self.channels)), verdict)
 
     def after_issue(self, strand: Strand) -> None:
@@ -153,15 +163,22 @@ class Turns(Conduct):
     """One strand runs at a time; at each wait it lets the other go on. The backward begins.
 
     The order depends on nothing but the strands' own steps, so it is the same on every rank whose record is the same.
+
+    Args:
+        rank: Global rank of this process.
+        channels: The channels of the record.
+        log: Where begin and end times go, or None.
+        stateful: Objects whose `_training_state` belongs to a strand.
     """
 
-    def __init__(self, rank: int, channels: Sequence[Channel], log: Log | None) -> None:
+    def __init__(self, rank: int, channels: Sequence[Channel], log: Log | None, stateful: Sequence[Any] = ()) -> None:
         super().__init__(rank, channels, log)
+        self._stateful = tuple(stateful)
         self._locks = {"forward": threading.Lock(), "backward": threading.Lock()}
         self._locks["forward"].acquire()
         self._locks["backward"].acquire()
         self._holder = "backward"
-        self.initial = Shared.capture()
+        self.initial = self._capture()
 
     def begin(self, strand: Strand) -> None:
         """The backward has the first turn; the forward waits for it, and begins with the state of the pair's begin."""
@@ -175,7 +192,7 @@ class Turns(Conduct):
         other = strand.other
         if other.done:
             return
-        strand.saved = Shared.capture()
+        strand.saved = self._capture()
         with self._mutex:
             if other.done:  # it ended without a turn: interrupted while it waited for one
                 strand.saved = None
@@ -191,7 +208,7 @@ class Turns(Conduct):
     def end(self, strand: Strand) -> None:
         """Leave the turn to the other strand for good."""
         if self._holder == strand.name:
-            strand.final = Shared.capture()
+            strand.final = self._capture()
         super().end(strand)
         with self._mutex:
             if self._holder == strand.name and not strand.other.done:
@@ -204,25 +221,31 @@ class Turns(Conduct):
         Raises:
             NotWeavableError: The backward left random or numerical state changed, which a serial run's forward sees.
         """
-        if backward.final is not None and (changes := self.initial.changes(backward.final)):
+        if backward.final is not None and (changes := self.initial[0].changes(backward.final[0])):
             raise backward_changes(changes)
         if forward.final is not None:
-            forward.final.restore()
+            forward.final[0].restore()
 
     def forbid(self, strand: Strand, why: str) -> None:
         """Refuse what the record did not have and no proof covers."""
         raise unprovable(strand, why)
 
+    def _capture(self) -> Saved:
+        return Shared.capture(), tuple(owner._training_state for owner in self._stateful)
+
     def _take(self, strand: Strand) -> None:
-        if not self._locks[strand.name].acquire(timeout=self.limit_s):
+        if not self._locks[strand.name].acquire(timeout=self.patience_s):
             raise WaitLimitError(
                 f"the {strand.name} strand of rank {self.rank}",
                 f"its turn, which the {strand.other.name} strand holds, standing at:\n{where_threads_stand()}",
-                self.limit_s,
+                self.patience_s,
             )
         saved, strand.saved = strand.saved, None
         if saved is not None:
-            saved.restore()
+            shared, passes = saved
+            shared.restore()
+            for owner, value in zip(self._stateful, passes, strict=True):
+                owner._training_state = value
 
 
 class Streams(Conduct):
@@ -247,7 +270,7 @@ class Streams(Conduct):
     def lane(self, strand: Strand) -> contextlib.AbstractContextManager[None]:
         """Give the forward another compute lane than the backward's."""
         if strand.name == "forward":
-            return self._forward_lane.take(self.limit_s)
+            return self._forward_lane.take(self.patience_s)
         return contextlib.nullcontext()
 
     def before_issue(self, strand: Strand) -> None:
@@ -257,13 +280,13 @@ class Streams(Conduct):
         with self._turn:
             free = self._turn.wait_for(
                 lambda: self.failure is not None or strand.other.done or self._order[self._next] == strand.name,
-                timeout=self.limit_s,
+                timeout=self.patience_s,
             )
         if not free:
             raise WaitLimitError(
                 f"the {strand.name} strand of rank {self.rank}",
                 f"operation {self._next} of the {strand.other.name} strand, standing at:\n{where_threads_stand()}",
-                self.limit_s,
+                self.patience_s,
             )
         super().before_issue(strand)
 

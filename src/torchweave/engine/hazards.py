@@ -45,6 +45,7 @@ class Hazards:
     Attributes:
         veto: Why the pair must stay serial, or "".
         streams_veto: Why it must not run with free strands, or "".
+        stateful: Modules that remember in which pass they are (FSDP2's): that belongs to a strand.
     """
 
     def __init__(self, forward: Callable[[], Any], backward: Callable[[], Any]) -> None:
@@ -54,6 +55,7 @@ class Hazards:
         self._modules = tuple(dict.fromkeys(module for item in found for module in item.modules()))
         self._backward = backward
         self._state = Shared.capture()
+        self.stateful = tuple(module for module in self._modules if module_states(module))
         self._check_wrappers()
 
     @contextlib.contextmanager
@@ -125,6 +127,8 @@ class Hazards:
 
     def _check_wrappers(self) -> None:
         """Refuse DDP and FSDP2 modules whose own communication is on in both strands."""
+        if self.stateful:
+            self.streams_veto = "an FSDP2 module remembers in which pass it is, for both strands together"
         in_graph = self._parameters_in_backward()
         for module in self._modules:
             if (trouble := _own_communication(module)) and (
@@ -166,6 +170,20 @@ def _own_communication(module: nn.Module) -> str:
             "(set reshard_after_forward=False and set_reshard_after_backward(False))"
         )
     return ""
+
+
+def module_states(module: nn.Module) -> tuple[Any, ...]:
+    """Return the objects in which an FSDP2 module keeps `_training_state`: forward, before or after backward.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py; a forward that begins while it says "before backward"
+    takes itself for a recomputation, and registers no hooks for its own backward.
+    """
+    find_state: Any = getattr(module, "_get_fsdp_state", None)
+    if find_state is None:
+        return ()
+    state = find_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return tuple(owner for owner in (state, *groups) if hasattr(owner, "_training_state"))
 
 
 def _reshards(module: Any) -> bool:

@@ -102,7 +102,7 @@ class Engine:
 
     def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
         if strategy == "turns":
-            return Turns(_rank(), decision.channels, self._log)
+            return Turns(_rank(), decision.channels, self._log, decision.stateful_objects())
         return Streams(_rank(), decision.channels, self._log, decision.order, self.lanes)
 
     def _record(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, key: Hashable) -> T:

@@ -12,7 +12,7 @@ from torchweave.engine.conduct import Conduct, Turns, where_threads_stand
 from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
-from torchweave.engine.strands import Strand
+from torchweave.engine.strands import Strand, defined_at
 from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
 
@@ -157,7 +157,7 @@ def _run(strand: Strand, call: Callable[[], Any], interception: Interception | N
         conduct.begin(strand)
         with conduct.lane(strand):
             strand.result = call()
-        strand.check_ended()
+        strand.check_ended(defined_at(call))
     except BaseException as error:
         strand.error = error
         conduct.fail(strand, error)
@@ -169,7 +169,7 @@ def _run(strand: Strand, call: Callable[[], Any], interception: Interception | N
 
 def _await(worker: Worker, strands: Strands) -> None:
     """Wait for the backward's end; a first Ctrl-C is kept for later, a second one gives up."""
-    limit_s = strands.conduct.limit_s
+    limit_s = 2 * strands.conduct.patience_s
     while True:
         try:
             ended = worker.wait(limit_s)

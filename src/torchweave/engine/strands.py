@@ -7,21 +7,25 @@ compares them with the record, and asks its `Conduct` when it may issue and whet
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from torchweave.engine.channels import Channel
 from torchweave.engine.order import REGION, WAIT, Record, Step
+from torchweave.engine.state import Shared
 from torchweave.errors import BrokenGroupError, DeviationError, NotWeavableError
 
 if TYPE_CHECKING:
     from torchweave.engine.conduct import Conduct
-    from torchweave.engine.state import Shared
+
+# a strand's own state while it waits for its turn: the process's, and that of modules that remember their pass
+Saved: TypeAlias = tuple[Shared, tuple[Any, ...]]
 
 # the ordinal of a wait for something that this strand did not issue
 _ELSEWHERE = -1
@@ -47,8 +51,8 @@ class Strand:
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.saved: Shared | None = None
-        self.final: Shared | None = None
+        self.saved: Saved | None = None
+        self.final: Saved | None = None
         self.in_region = False
         # while a backend runs one of our calls, what it calls in turn is its own business
         self.inside = False
@@ -127,10 +131,14 @@ class Strand:
             self.conduct.come_back(self)
             self._enter(time.perf_counter_ns())
 
-    def check_ended(self) -> None:
-        """Raise if the record has more steps than this strand met."""
+    def check_ended(self, line: str) -> None:
+        """Raise if the record has more steps than this strand met.
+
+        Args:
+            line: `file:line` where the strand's callable is defined.
+        """
         if self.expected is not None and self.position < len(self.expected):
-            raise self._deviation(self.expected[self.position], "its end")
+            raise self._deviation(self.expected[self.position], "its end", line)
 
     def release(self) -> None:
         """Forget what was never waited for."""
@@ -178,14 +186,14 @@ class Strand:
             raise self._deviation(self.expected[self.position], _say(step))
         self.position += 1
 
-    def _deviation(self, expected: Step | None, met: str) -> DeviationError:
+    def _deviation(self, expected: Step | None, met: str, line: str = "") -> DeviationError:
         return DeviationError(
             rank=self.conduct.rank,
             strand=self.name,
             crossing=self.position,
             expected=_say(expected) if expected is not None else "the strand's end",
             met=met,
-            line=user_line(),
+            line=line or user_line(),
         )
 
     def _refuse_in_region(self, what: str) -> None:
@@ -205,9 +213,15 @@ def _say(step: Step) -> str:
     return f"{step[0]} on {step[1]}"
 
 
+def defined_at(call: Any) -> str:
+    """Return `file:line` where a callable is defined, or what it is."""
+    code = getattr(inspect.unwrap(getattr(call, "func", call)), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(call)
+
+
 def user_line() -> str:
     """Return `file:line` of the innermost frame that is neither torch's nor ours."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
