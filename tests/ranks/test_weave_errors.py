@@ -464,6 +464,39 @@ def test_ranks_that_wait_at_other_places_are_not_woven(pool, strategy, way):
     pool.run(check_late_on_one_rank, strategy, way)
 
 
+def new_kind_on_rank_0(strategy):
+    """A common habit: in some step, rank 0 runs other callables (it logs, say) that communicate just the same."""
+    scene = Scene(strategy)
+
+    def weave(step, kind):
+        made = scene.pair(step)
+        for module in scene.chunks:
+            module.zero_grad()
+        output = tw.weave(made.forward, made.backward, strategy=strategy, kind=kind)
+        return copied([output, made.results()])
+
+    def plain(step):
+        for module in scene.chunks:
+            module.zero_grad()
+        made = scene.pair(step)
+        made.backward()
+        return copied([made.forward(), made.results()])
+
+    expected = plain(2)
+    weave(0, "usual")
+    weave(1, "usual")
+    told = attempt(lambda: check_equal(expected, weave(2, "logging" if dist.get_rank() == 0 else "usual")))
+    return told[0], told[1][:300]
+
+
+@pytest.mark.parametrize("strategy", BOTH)
+def test_a_kind_that_is_new_on_one_rank_alone(pool, strategy):
+    """Catches one rank that records (backward, then forward) while the other weaves: they exchange wrong data."""
+    told = pool.run(new_kind_on_rank_0, strategy, group_timeout_s=LIMIT_S)
+    for rank, (kind, text) in enumerate(told):
+        assert kind in ("ok", "BrokenGroupError", "WaitLimitError", "DeviationError"), f"rank {rank}: {kind}: {text}"
+
+
 # ---- threads, interrupts ----
 
 
