@@ -53,6 +53,40 @@ class Cross(nn.Module):
         return _Cross.apply(x, self.communicate)
 
 
+class PlantedError(Exception):
+    """An error of the user's own."""
+
+
+class _Bomb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bomb):
+        ctx.bomb = bomb
+        if bomb.armed == "forward":
+            bomb.go_off()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.bomb.armed == "backward":
+            ctx.bomb.go_off()
+        return gradient.clone(), None
+
+
+class Bomb(nn.Module):
+    """Does something unexpected in its forward or its backward, once it is armed."""
+
+    def __init__(self):
+        super().__init__()
+        self.armed, self.go_off = "", lambda: None
+
+    def forward(self, x):
+        return _Bomb.apply(x, self)
+
+
+def planted():
+    raise PlantedError("planted here")
+
+
 def chunk(*parts):
     """Return a chunk that puts each part between two linear layers."""
     layers = [nn.Linear(DIM, DIM), nn.Tanh()]

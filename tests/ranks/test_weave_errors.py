@@ -11,10 +11,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Cross, Pair, attempt, check_equal, check_pairs, chunk, copied, gradients, inputs, pair_of
+from harness import Bomb, Cross, Pair, attempt, check_equal, check_pairs, chunk, copied, gradients, inputs, pair_of, planted
 from operations import all_reduce, all_to_all_single, late_wait
 from pool import Pool, RanksFailedError
-from torch import nn
 
 import torchweave as tw
 from torchweave.engine.pair import engine
@@ -23,40 +22,6 @@ LIMIT_S = 2.0
 # how much later than the group's timeout an error may come, on a machine that does other things too
 GRACE_S = 4.0
 BOTH = ("turns", "streams")
-
-
-class PlantedError(Exception):
-    """An error of the user's own."""
-
-
-class _Bomb(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, bomb):
-        ctx.bomb = bomb
-        if bomb.armed == "forward":
-            bomb.go_off()
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.bomb.armed == "backward":
-            ctx.bomb.go_off()
-        return gradient.clone(), None
-
-
-class Bomb(nn.Module):
-    """Does something unexpected in its forward or its backward, once it is armed."""
-
-    def __init__(self):
-        super().__init__()
-        self.armed, self.go_off = "", lambda: None
-
-    def forward(self, x):
-        return _Bomb.apply(x, self)
-
-
-def planted():
-    raise PlantedError("planted here")
 
 
 class Scene:
