@@ -120,11 +120,13 @@ class Program:
         return part
 
     def _draw_failure(self):
+        how = self._random.choice(("raise", "raise", "deviate"))
         return Failure(
-            self._random.randrange(NUM_STEPS),
+            # what deviates in the first pair is the record
+            self._random.randrange(how == "deviate", NUM_STEPS),
             self._random.choice(("forward", "backward")),
             self._random.choice(((0, 1), (0,), (1,))),
-            self._random.choice(("raise", "raise", "deviate")),
+            how,
         )
 
     def results(self, run):
@@ -210,7 +212,8 @@ def remake_group(root, name):
 
 
 def make_groups():
-    return {"group": dist.new_group(), "lone": dist.new_subgroups(1)[0]}
+    timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
+    return {"group": dist.new_group(timeout=timeout), "lone": dist.new_subgroups(1)[0]}
 
 
 def run_programs(numbers, limit_s):
