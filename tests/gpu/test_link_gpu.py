@@ -75,6 +75,7 @@ def test_collectives_of_one_group_follow_each_other(sent):
 def test_computation_runs_beside_the_link(sent):
     """Independent work on the current stream is not held up before the wait."""
     received, begin, middle = torch.empty_like(sent), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.ones(256, 256, device="cuda") @ torch.ones(256, 256, device="cuda")  # loads cuBLAS
     with SimulatedLink(gbps_for(20.0)):
         dist.all_to_all_single(received, sent)  # compiles and warms up
         torch.cuda.synchronize()

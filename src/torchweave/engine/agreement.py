@@ -191,11 +191,15 @@ def _agreement_topic(channel: str, count: int) -> str:
     return f"kind/{channel}/{count}"
 
 
-def _alarms(channels: Iterable[Channel], rank: int) -> list[tuple[str, int]]:
-    """Return where the other members of some channels would say that a strand failed in this pair."""
+def _alarms(channels: Iterable[Channel], rank: int, pairs_ago: int = 0) -> list[tuple[str, int]]:
+    """Return where the other members of some channels would say that a strand failed in a pair."""
     return sorted(
-        {(_failure_topic(channel), other) for channel in channels for other in channel.members}
-        - {(_failure_topic(channel), rank) for channel in channels}
+        {
+            (_failure_topic(channel, pairs_ago), other)
+            for channel in channels
+            for other in channel.members
+            if other != rank
+        }
     )
 
 
@@ -203,8 +207,8 @@ def _story(note: bytes) -> str:
     return note.decode().partition("\n")[2]
 
 
-def _failure_topic(channel: Channel) -> str:
-    return f"failed/{channel.name}/{channel.num_pairs}"
+def _failure_topic(channel: Channel, pairs_ago: int = 0) -> str:
+    return f"failed/{channel.name}/{channel.num_pairs - pairs_ago}"
 
 
 def tell_failure(channels: Sequence[Channel], rank: int, where: str, what: str) -> None:
@@ -248,11 +252,19 @@ def failed_alike(channels: Sequence[Channel], rank: int, where: str, limit_s: fl
     return ""
 
 
-def failures_of_others(channels: Sequence[Channel], rank: int) -> str:
-    """Return what another rank said of its failure in this pair, or "" where none has spoken."""
-    topics = _alarms(channels, rank)
+def failures_of_others(channels: Sequence[Channel], rank: int, limit_s: float) -> str:
+    """Return what another rank said of its failure, or "" where none has spoken within the limit.
+
+    A rank that failed at the end of a pair is missed in the next one, so the pair before counts too.
+    """
+    topics = [topic for pairs_ago in (0, 1) for topic in _alarms(channels, rank, pairs_ago)]
     ledger = Ledger(rank) if topics else None
-    for topic, other in topics:
-        if ledger is not None and (said := ledger.read(topic, other)) is not None:
-            return _story(said)
+    end = time.monotonic() + limit_s
+    while ledger is not None:
+        for topic, other in topics:
+            if (said := ledger.read(topic, other)) is not None:
+                return _story(said)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
     return ""

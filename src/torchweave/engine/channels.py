@@ -46,10 +46,6 @@ class Channel:
         group = self._process_group()
         return group is not None and group in dist.distributed_c10d._world.pg_map
 
-    def continue_from(self, earlier: Channel) -> None:
-        """Number pairs and agreements after those of an earlier group of the same name."""
-        self.num_pairs, self._num_agreements = earlier.num_pairs, earlier._num_agreements
-
     def next_agreement(self) -> int:
         """Return the number of the agreement that begins, the same on every member."""
         self._num_agreements += 1
@@ -91,9 +87,8 @@ class Channels:
         return channel.slow or self.lone_groups_are_slow
 
     def _keep(self, channel: Channel) -> Channel:
-        if (earlier := self._channels.get(channel.name)) is not None:
-            # a store may outlive the group and still hold its notes: go on counting where that group stopped
-            channel.continue_from(earlier)
+        # a group that was made anew counts from the beginning: its members may have stopped at different counts, and
+        # c10d itself needs a fresh store, or a fresh name, for it
         self._channels[channel.name] = channel
         return channel
 

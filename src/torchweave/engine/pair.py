@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,12 +15,15 @@ import torch.distributed as dist
 from torchweave.engine import choose
 from torchweave.engine.channels import Channels
 from torchweave.engine.collectives import Interception
-from torchweave.engine.conduct import Conduct, Streams, Turns
+from torchweave.engine.conduct import Conduct, Recording
 from torchweave.engine.hazards import Hazards
-from torchweave.engine.kinds import Kinds
+from torchweave.engine.kinds import Fingerprint, Kinds
 from torchweave.engine.lanes import Lanes
 from torchweave.engine.observe import Log
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
+from torchweave.engine.roll import Roll
+from torchweave.engine.streams import Streams
+from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
 from torchweave.errors import BrokenGroupError, UsageError
 
@@ -40,6 +44,7 @@ class Engine:
         self._running = threading.Lock()
         self._log: Log | None = None
         self._worker = Worker()
+        self._roll: tuple[dist.ProcessGroup | None, Roll] | None = None
 
     @contextmanager
     def observe(self) -> Iterator[Log]:
@@ -52,7 +57,7 @@ class Engine:
 
     def decision(self, forward: Callable[[], Any], backward: Callable[[], Any]) -> choose.Decision | None:
         """Return what was decided for pairs of this kind, or None where none has run yet."""
-        return self._decisions.get(self._kinds.of(forward, backward))
+        return self._decisions.get(self._kinds.name(self._kinds.fingerprint(forward, backward)))
 
     def close(self) -> None:
         """Leave c10d as it was, end the backward's thread, and forget everything."""
@@ -82,10 +87,11 @@ class Engine:
             return play_serially(Strands(Conduct(_rank(), (), self._log)), backward, forward)
         if not self.interception.installed:
             self.interception.install()
-        key = ("named", kind) if kind is not None else self._kinds.of(forward, backward)
+        fingerprint = self._kinds.fingerprint(forward, backward) if kind is None else Fingerprint(kind, Counter())
+        key = self._kinds.name(fingerprint)
         decision = self._decisions.get(key)
         if decision is None or not decision.is_current():
-            return self._record(forward, backward, strategy, key)
+            return self._record(forward, backward, strategy, fingerprint)
         for channel in decision.channels:
             if channel.broken:
                 raise BrokenGroupError(channel.name, channel.broken)
@@ -100,20 +106,34 @@ class Engine:
                 self._decisions.pop(key, None)
             _count_pair(strands.conduct)
 
+    def _current_roll(self) -> Roll:
+        """Return who is recording, among the ranks of today's default group."""
+        if self._roll is None or self._roll[0] is not _world():
+            self._roll = (_world(), Roll(_rank()))
+        return self._roll[1]
+
     def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
         if strategy == "turns":
             return Turns(_rank(), decision.channels, self._log, decision.stateful_objects())
         return Streams(_rank(), decision.channels, self._log, decision.order, self.lanes)
 
-    def _record(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, key: Hashable) -> T:
+    def _record(
+        self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, fingerprint: Fingerprint
+    ) -> T:
         """Run the first pair of a kind serially, write its record, and agree on it with the other ranks."""
         hazards = Hazards(forward, backward)
-        strands = Strands(Conduct(_rank(), (), self._log))
+        roll = self._current_roll()
+        conduct = Recording(_rank(), self._log, roll)
+        strands = Strands(conduct)
+        roll.begin()
         try:
             result = play_watched(strands, backward, forward, self.interception, hazards)
-            decision = self._decisions[key] = choose.decide(strands, hazards)
+            decision = choose.decide(strands, hazards)
         finally:
-            _count_pair(strands.conduct)
+            roll.end()
+            _count_pair(conduct)
+        self._kinds.learn(conduct.nodes)
+        self._decisions[self._kinds.name(fingerprint)] = decision
         decision.strategy_for(strategy)  # raises where the strategy that was asked for cannot run this kind
         return result
 
@@ -170,6 +190,10 @@ def weave(
     except TypeError as error:
         raise UsageError("kind has to be hashable", given=repr(kind), remedy="pass a string or a tuple") from error
     return engine().weave(forward, backward, strategy, kind)
+
+
+def _world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 def _count_pair(conduct: Conduct) -> None:

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import torch
 
 from torchweave.engine.collectives import Interception
-from torchweave.engine.conduct import Conduct, Turns, where_threads_stand
+from torchweave.engine.conduct import Conduct, where_threads_stand
 from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
 from torchweave.engine.strands import Strand, defined_at
+from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
 

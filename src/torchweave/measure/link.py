@@ -174,17 +174,17 @@ class SimulatedLink:
         lane = self._lanes.get(key)
         if lane is None:
             with self._lock:
-                lane = self._lanes.get(key) or self._lanes.setdefault(key, self._new_lane(device))
+                lane = self._lanes.get(key) or self._lanes.setdefault(key, self._new_lane(device, len(key[1]) == 1))
         return lane
 
-    def _new_lane(self, device: torch.device) -> _Lane:
+    def _new_lane(self, device: torch.device, alone: bool) -> _Lane:
         ns_per_byte = 0.0 if self.gbps is None else 8 / self.gbps
         if device.type == "cpu":
             return CpuLane(ns_per_byte, self.log)
         index = torch.cuda.current_device() if device.index is None else device.index
         if index not in self._kernels:
             self._kernels[index] = LinkKernel(index, self.sms)
-        return CudaLane(device, ns_per_byte, self._kernels[index])
+        return CudaLane(device, ns_per_byte, self._kernels[index], alone=alone)
 
 
 def _ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:

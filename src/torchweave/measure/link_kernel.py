@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,55 +22,38 @@ VECTOR_BYTES = 16
 # The duration travels as a C int of nanoseconds.
 LONGEST_NS = 2_000_000_000
 
-# Each block takes its SM for itself (maximal shared memory), copies its share no faster than the link would, and
-# leaves at the deadline, even where one SM could not copy everything by then.
-SOURCE = r"""
-__device__ __forceinline__ unsigned long long now() {
-  unsigned long long time;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
-  return time;
-}
+# The kernels take each of their SMs whole (maximal shared memory) and move bytes no faster than the link would: `hold`
+# moves what so few SMs can move by the deadline, for nobody; `carry` is the collective's own copy and finishes it.
+SOURCE = (Path(__file__).parent / "link_kernel.cu").read_text()
+HOLD, CARRY = "torchweave_link_hold", "torchweave_link_carry"
 
-extern "C" __global__ void torchweave_link(const uint4* source, uint4* scratch, int source_vectors,
-                                           int scratch_vectors, int vectors, int duration_ns) {
-  const unsigned long long begin = now();
-  const unsigned long long end = begin + (unsigned long long)duration_ns;
-  const double pace = vectors > 0 ? (double)duration_ns / (double)vectors : 0.0;
-  const long long step = (long long)gridDim.x * blockDim.x;
-  const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-  // a misaligned source loses less than one vector
-  const uint4* aligned = (const uint4*)(((unsigned long long)source + 15ULL) & ~15ULL);
-  if (source_vectors > 0) {
-    for (long long i = first; i < vectors; i += 4 * step) {
-      const unsigned long long due = begin + (unsigned long long)(pace * (double)i);
-      while (now() < due) __nanosleep(200);
-      if (now() >= end) break;
-      uint4 moved[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const long long at = i + k * step;
-        if (at < vectors) moved[k] = aligned[(unsigned int)at % (unsigned int)source_vectors];
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const long long at = i + k * step;
-        if (at < vectors) scratch[(unsigned int)at % (unsigned int)scratch_vectors] = moved[k];
-      }
-    }
-  }
-  while (now() < end) __nanosleep(100);
-}
-"""
+# What one SM carries at least, bytes a nanosecond, before and since compute capability 9.0, which has an engine for
+# bulk copies (measured on an H200: benchmarks/notes.md).
+SM_BYTES_PER_NS = {False: 30.0, True: 45.0}
+_BULK_COPIES_SINCE = 9
 
 _MAX_DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
+class _Function:
+    """A function of the module with its arguments, which live here and are only set before a launch."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.handle, self.arguments = ctypes.c_void_p(), arguments
+        self.pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
+
+    def set(self, *values: int) -> None:
+        """Set the arguments of the next launch."""
+        for argument, value in zip(self.arguments, values, strict=True):
+            argument.value = value
+
+
 class LinkKernel:
-    """The compiled kernel on one device, ready to be launched in a few microseconds.
+    """The compiled kernels on one device, ready to be launched in a few microseconds.
 
     Args:
         device: Index of the CUDA device.
-        sms: How many SMs it holds: blocks of the grid.
+        sms: How many SMs a collective holds.
 
     Raises:
         TorchweaveError: NVRTC or the driver cannot be loaded, or refuse the kernel.
@@ -77,45 +62,72 @@ class LinkKernel:
     def __init__(self, device: int, sms: int) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._driver = _load("libcuda.so.1", "the CUDA driver")
-        self._sms = sms
+        self._sms, self._all_sms = sms, int(properties.multi_processor_count)
+        self._sm_bytes_per_ns = SM_BYTES_PER_NS[properties.major >= _BULK_COPIES_SINCE]
         self._shared_bytes = int(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
         self._lock = threading.Lock()
-        self._pointers = (ctypes.c_void_p(), ctypes.c_void_p())
-        self._numbers = tuple(ctypes.c_int() for _ in range(4))
-        arguments = (*self._pointers, *self._numbers)
-        self._arguments = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self._hold = _Function(pointer(), pointer(), number(), number(), number(), number())
+        self._carry = _Function(pointer(), pointer(), ctypes.c_longlong(), number())
+        self._module = ctypes.c_void_p()
         image = compile_source(f"sm_{properties.major}{properties.minor}")
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # makes the device's context current in this thread
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), image))
-            self._check(
-                self._driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, NAME.encode()),
-            )
-            self._check(self._driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED_MEMORY, self._shared_bytes))
+            for function, name in ((self._hold, HOLD), (self._carry, CARRY)):
+                found = self._driver.cuModuleGetFunction(ctypes.byref(function.handle), self._module, name.encode())
+                self._check(found)
+                self._check(
+                    self._driver.cuFuncSetAttribute(function.handle, _MAX_DYNAMIC_SHARED_MEMORY, self._shared_bytes)
+                )
 
-    def launch(self, source: torch.Tensor, scratch: torch.Tensor, moved: int, duration_ns: int, stream: int) -> None:
-        """Queue the kernel on a stream of its device, which must be the current device.
+    def hold(self, source: torch.Tensor, scratch: torch.Tensor, moved: int, duration_ns: int, stream: int) -> None:
+        """Queue a hold of the link's SMs on a stream of its device, which must be the current device.
 
         Args:
             source: What is read, again from its beginning when it ends.
             scratch: What is written, aligned to 16 bytes, again from its beginning when it ends.
-            moved: How many bytes to move.
+            moved: How many bytes to move, as far as so many SMs get by the deadline.
             duration_ns: How long the kernel lasts, counted from its start, ns.
             stream: The stream's handle.
         """
-        readable = _readable_bytes(source)
+        # a source that is not aligned begins up to 15 bytes later
+        source_vectors = max(_readable_bytes(source) - VECTOR_BYTES + 1, 0) // VECTOR_BYTES
+        scratch_vectors = scratch.numel() * scratch.element_size() // VECTOR_BYTES
+        values = (source.data_ptr(), scratch.data_ptr(), source_vectors, scratch_vectors, moved // VECTOR_BYTES)
+        self._launch(self._hold, (*values, duration_ns), self._sms, stream)
+
+    def carry(self, source: torch.Tensor, target: torch.Tensor, moved: int, duration_ns: int, stream: int) -> None:
+        """Queue a copy that is the collective itself, on a stream of its device, which must be the current device.
+
+        Args:
+            source: What is read, contiguous and aligned to 16 bytes.
+            target: What is written, likewise.
+            moved: Bytes, a multiple of 16.
+            duration_ns: How long the kernel lasts at least, counted from its start, ns.
+            stream: The stream's handle.
+        """
+        values = (source.data_ptr(), target.data_ptr(), moved, duration_ns)
+        self._launch(self._carry, values, self.sms_for(moved, duration_ns), stream)
+
+    def sms_for(self, moved: int, duration_ns: int) -> int:
+        """Return how many SMs `carry` holds: those of the link, or more where they could not finish in time."""
+        needed = math.ceil(moved / max(duration_ns * self._sm_bytes_per_ns, 1.0))
+        return max(self._sms, min(needed, self._all_sms))
+
+    def _launch(self, function: _Function, values: tuple[int, ...], sms: int, stream: int) -> None:
         with self._lock:  # the driver copies the arguments before it returns
-            self._pointers[0].value, self._pointers[1].value = source.data_ptr(), scratch.data_ptr()
-            self._numbers[0].value = max(readable - VECTOR_BYTES + 1, 0) // VECTOR_BYTES
-            self._numbers[1].value = scratch.numel() * scratch.element_size() // VECTOR_BYTES
-            self._numbers[2].value = moved // VECTOR_BYTES
-            self._numbers[3].value = duration_ns
-            grid, block = (self._sms, 1, 1), (NUM_THREADS, 1, 1)
-            handle = ctypes.c_void_p(stream)
+            function.set(*values)
+            grid, block = (sms, 1, 1), (NUM_THREADS, 1, 1)
             self._check(
                 self._driver.cuLaunchKernel(
-                    self._function, *grid, *block, self._shared_bytes, handle, self._arguments, None
+                    function.handle,
+                    *grid,
+                    *block,
+                    self._shared_bytes,
+                    ctypes.c_void_p(stream),
+                    function.pointers,
+                    None,
                 )
             )
 
