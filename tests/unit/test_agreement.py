@@ -171,7 +171,7 @@ def test_failing_alone_is_known_after_the_limit(store):
     told = fails(0, channels[0], "forward strand at step 3")()
     assert "rank 1" in told
     assert LIMIT_S <= time.monotonic() - begin < LIMIT_S + 1
-    assert "rank 0 failed in its forward strand at step 3: KeyError" in agreement.failures_of_others(channels[1], 1)
+    assert "rank 0 failed in its forward strand at step 3: KeyError" in agreement.failures_of_others(channels[1], 1, 0.0)
 
 
 def test_a_failure_of_an_earlier_pair_is_not_one_of_this(store):
@@ -198,4 +198,4 @@ def test_text_of_any_kind_can_be_told(store):
     """Catches an error message with line breaks or other alphabets that breaks the note's form."""
     channels = world()
     agreement.tell_failure(channels[1], 1, "forward strand at step 3", "ValueError: über\nzwei Zeilen 語")
-    assert "über\nzwei Zeilen 語" in agreement.failures_of_others(channels[0], 0)
+    assert "über\nzwei Zeilen 語" in agreement.failures_of_others(channels[0], 0, 0.0)
