@@ -781,6 +781,53 @@ def a_checkpointed_chunk_as_in_a_pipeline():
     return chain_of(nn.Sequential(*(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2))))
 
 
+@case()
+def an_expert_that_gets_no_tokens():
+    """On one rank or another an expert is left out, by the data: the graph differs, the communication does not."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = Cross(all_to_all_single), Cross(all_to_all_single)
+            self.experts = nn.ModuleList([nn.Linear(DIM, DIM), nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh())])
+
+        def forward(self, x):
+            x = self.before(x)
+            chosen = x[:, 0] > 0.2
+            y = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows = (chosen == bool(number)).nonzero()[:, 0]
+                if len(rows):
+                    y = y.index_add(0, rows, expert(x[rows]))
+            return self.after(y)
+
+    def block():
+        return nn.Sequential(Experts(), nn.Tanh(), Experts())
+
+    return pair_of(block(), block())
+
+
+def alternating(part):
+    """Two chunks a rank, as DualPipeV has them: the same lines of code run pairs that communicate differently."""
+    chunks = [chunk(*(part() for _ in range(2))), chunk(*(part() for _ in range(4)))]
+
+    def pair(step):
+        return pair_of(chunks[0], chunks[step % 2])(step)
+
+    return pair
+
+
+@case({"turns": "any", "streams": "any", "auto": "any"}, num_steps=6)
+def backwards_of_two_chunks_in_turn():
+    return alternating(lambda: Cross(all_to_all_single))
+
+
+@case({"turns": "any", "streams": "any", "auto": "any"}, num_steps=6)
+def backwards_of_two_chunks_in_turn_with_functional_collectives():
+    """Their nodes in the graph are C++'s: no user-defined function tells the two backwards apart."""
+    return alternating(lambda: Call(functional_all_reduce_with_gradient))
+
+
 # ---- context, nesting, regions ----
 
 _colour = contextvars.ContextVar("colour", default="none")

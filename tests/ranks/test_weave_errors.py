@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Bomb, Cross, Pair, attempt, check_equal, check_pairs, chunk, copied, gradients, inputs, pair_of, planted
+from harness import Bomb, Cross, Pair, attempt, check_equal, check_pairs, chunk, copied, gradients, inputs, pair_of, planted, remake_group
 from operations import all_reduce, all_to_all_single, late_wait
 from pool import Pool, RanksFailedError
 
@@ -187,15 +187,6 @@ def test_one_rank_that_fails_alone_in_the_first_pair(pool):
     assert max(told[0][3], told[1][3]) < LIMIT_S + GRACE_S
 
 
-def remake_group():
-    """Destroy the default group and make it again, as the error's remedy says."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
-    dist.destroy_process_group()
-    timeout = datetime.timedelta(seconds=LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-
-
 def fail_alone_then_remake(strategy, when):
     scene = Scene(strategy)
     if when == "woven":
@@ -209,7 +200,7 @@ def fail_alone_then_remake(strategy, when):
             scene.arm(("forward",))
     told = timed_attempt(lambda: scene.weave_pair(made))
     scene.disarm()
-    remake_group()
+    remake_group(LIMIT_S)
     for step in (3, 4, 5):
         scene.check(step)
     return told[0]
@@ -224,7 +215,7 @@ def test_a_group_made_again_after_a_failure_works(pool, when):
 def remake_between_pairs():
     scene = Scene("turns")
     scene.start()
-    remake_group()
+    remake_group(LIMIT_S)
     scene.start()
     scene.check(2)
 

@@ -15,7 +15,7 @@ import operations
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Bomb, Cross, PlantedError, attempt, chain_of, check_equal, chunk, copied, pair_of, planted
+from harness import Bomb, Cross, PlantedError, attempt, chain_of, check_equal, chunk, copied, pair_of, planted, remake_group
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -198,19 +198,6 @@ def deviate():
     dist.reduce(x, dst=0)
 
 
-def remake_group(root, name):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    # the ranks come here up to a time limit apart
-    root.set(f"{name}, rank {rank}", "is here")
-    root.wait([f"{name}, rank {other}" for other in range(size)], datetime.timedelta(seconds=30))
-    store = dist.PrefixStore(name, root)
-    engine_of.engine().close()
-    engine_of.engine.cache_clear()
-    dist.destroy_process_group()
-    timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-
-
 def make_groups():
     timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
     return {"group": dist.new_group(timeout=timeout), "lone": dist.new_subgroups(1)[0]}
@@ -224,7 +211,10 @@ def run_programs(numbers, limit_s):
         if agreed_to_stop(root, number, time.monotonic() > end):
             break
         if Program(number, groups).check():
-            remake_group(root, f"after {number}")
+            # what a failure leaves behind in the engine is another test's: here programs are kept apart
+            engine_of.engine().close()
+            engine_of.engine.cache_clear()
+            remake_group(GROUP_TIMEOUT_S, root, f"after {number}")
             groups = make_groups()
         num_run += 1
     return num_run
