@@ -74,7 +74,9 @@ def main() -> None:
                     f"serial {row['serial_ms']:.2f} woven {row['woven_ms']:.2f} "
                     f"compute {row['compute_ms']:.2f} communication {row['communication_ms']:.2f} "
                     f"recovered {row['recovered_share']:.3f} hidden {row['hidden_share']:.3f} "
-                    f"peak {row['peak_serial_mib']:.0f} -> {row['peak_woven_mib']:.0f} MiB",
+                    f"bit-equal {row['bit_equal']} activations {row['activations_mib']:.0f} MiB, "
+                    f"peak {row['peak_serial_mib']:.0f} -> {row['peak_woven_mib']:.0f}, "
+                    f"reserved {row['reserved_serial_mib']:.0f} -> {row['reserved_woven_mib']:.0f}",
                     flush=True,
                 )
             if index < 2:
@@ -92,22 +94,21 @@ def measure(demo: Demo, strategy: str, rounds: int) -> dict[str, object]:
     """Return one row: the four timings, and both peaks of memory."""
     woven = functools.partial(weave, strategy=strategy)
     times = PairBench(demo.make_pair, woven, demo.link, demo.group, demo.device).run(rounds, warmup=4)
-    peaks = {}
-    for name in ("serial", strategy):
+    row = asdict(times)
+    row.pop("samples")
+    row |= {"strategy": strategy, "bit_equal": demo.is_bit_equal()}
+    for label, name in (("serial", "serial"), ("woven", strategy)):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
         forward, backward = demo.make_pair()
+        row["activations_mib"] = (torch.cuda.memory_allocated() - before) / 2**20
         torch.cuda.reset_peak_memory_stats()
         out = weave(forward, backward, strategy=name)
         torch.cuda.synchronize()
-        peaks["serial" if name == "serial" else "woven"] = torch.cuda.max_memory_allocated() / 2**20
+        row[f"peak_{label}_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        row[f"reserved_{label}_mib"] = torch.cuda.max_memory_reserved() / 2**20
         del out, forward, backward
-    row = asdict(times)
-    row.pop("samples")
-    return row | {
-        "strategy": strategy,
-        "peak_serial_mib": peaks["serial"],
-        "peak_woven_mib": peaks["woven"],
-        "bit_equal": demo.is_bit_equal(),
-    }
+    return row
 
 
 def record(demo: Demo, strategy: str, path: Path) -> None:

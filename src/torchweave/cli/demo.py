@@ -22,6 +22,7 @@ EXIT_DIFFERENT = 1
 LIMIT_S = 900.0
 _COUNTS = ("ranks", "layers", "hidden", "tokens")
 _HEAD = 64  # width of an attention head
+_BUSY = 0.25  # quartiles farther apart than this part of the median say more of the machine than of the pair
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
     parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
     parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 768, on a GPU 4096")
-    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 256, on a GPU 4096")
+    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 384, on a GPU 4096")
     parser.add_argument(
         "--link-gbps",
         type=float,
@@ -142,9 +143,16 @@ def _print_table(result: dict[str, Any]) -> None:
     for key in ("strategy", "link"):
         facts.add_row(f" {key}", escape(str(result[key])))
     facts.add_row(" versions", escape(", ".join(f"{name} {which}" for name, which in result["versions"].items())))
+    if (scatter := _scatter(result)) > _BUSY:
+        facts.add_row(" note", f"quartiles lie {scatter:.0%} apart: the machine is busy, run again when it is quiet")
     console = Console()
     console.print(table)
     console.print(facts)
+
+
+def _scatter(result: dict[str, Any]) -> float:
+    """Return how far the quartiles of the four timings lie apart at most, as a part of the median."""
+    return max(float((high - low) / result[f"{key}_ms"]) for key, (low, high) in result["spread"].items())
 
 
 def _share(value: float | None) -> str:

@@ -50,7 +50,7 @@ def hidden_share_from_profile(call: Callable[[], Any]) -> float | None:
     communication: list[tuple[int, int]] = []
     computation: list[tuple[int, int]] = []
     for event in profile.events() or ():
-        if event.device_type != DeviceType.CUDA or event.is_user_annotation:
+        if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
             continue
         if _SLEEP_KERNEL in event.name:
             continue

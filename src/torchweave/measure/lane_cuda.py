@@ -58,7 +58,8 @@ class CudaLane:
             with self._after_current_stream():
                 self._kernel.carry(call.args[1], call.args[0], size, duration_ns, self._handle)
             return call.operation.result(call.args, self._pending(call))
-        source = max(tensors_of(call.args[:2]), key=torch.Tensor.numel)
+        # what is sent rather than what is received: the backend writes that meanwhile
+        source = max(tensors_of(call.args[1::-1]), key=torch.Tensor.numel)
         with self._after_current_stream():
             self._kernel.hold(source, self._scratch, size, duration_ns, self._handle)
         result = call.redispatch()

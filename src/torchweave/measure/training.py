@@ -53,7 +53,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """What fits a device: a pair of some 200 ms on one CPU core, of some 30 ms on a data-centre GPU."""
+    """What fits a device: a pair of some 300 ms on one CPU core, of some 30 ms on a data-centre GPU."""
 
     layers: int
     hidden: int
@@ -66,7 +66,7 @@ class _Defaults:
 
 
 # gloo itself takes about 1 ms of a core for every exchange, which nothing can hide: few and long ones on a CPU
-_CPU = _Defaults(2, 768, 256, 1.0, 2, 1, 0.5, torch.float32)
+_CPU = _Defaults(2, 768, 384, 1.0, 2, 1, 0.5, torch.float32)
 _CUDA = _Defaults(4, 4096, 4096, 0.375, 4, 4, 1280.0, torch.bfloat16)
 
 
