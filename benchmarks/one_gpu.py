@@ -12,6 +12,7 @@ import datetime
 import functools
 import gzip
 import json
+import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -48,6 +49,8 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["turns", "streams"])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    # has to be there before cuBLAS is: without it no product is deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.set_device(0)
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
@@ -98,6 +101,7 @@ def measure(demo: Demo, strategy: str, rounds: int) -> dict[str, object]:
     row.pop("samples")
     row |= {"strategy": strategy, "bit_equal": demo.is_bit_equal()}
     for label, name in (("serial", "serial"), ("woven", strategy)):
+        demo.model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         forward, backward = demo.make_pair()

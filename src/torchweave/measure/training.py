@@ -281,7 +281,8 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    torch.use_deterministic_algorithms(device.type == "cuda" or before, warn_only=True)
+    # not `warn_only`: under that cuDNN's attention keeps its nondeterministic backward
+    torch.use_deterministic_algorithms(device.type == "cuda" or before)
     try:
         yield
     finally:
