@@ -187,7 +187,7 @@ def run_plainly(make, num_steps):
 
 
 def run_woven(make, strategy, num_steps, **options):
-    """Run the same pairs under `weave`; return their results, and per pair how it ran: `woven`, `serial` or `refused`."""
+    """Run the same pairs under `weave`; return results, and how each pair ran: `woven`, `serial` or `refused`."""
     torch.manual_seed(7 + dist.get_rank())
     pair, told, ways = make(), [], []
     for step in range(num_steps):

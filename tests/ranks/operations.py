@@ -93,7 +93,11 @@ def all_gather(x):
 def all_gather_into_tensor(x):
     y = x.new_empty(dist.get_world_size() * x.shape[0], x.shape[1])
     dist.all_gather_into_tensor(y, x)
-    return y.view(dist.get_world_size(), *x.shape).mul(torch.tensor([2.0, 3.0, 4.0, 5.0])[: dist.get_world_size(), None, None]).sum(0)
+    return (
+        y.view(dist.get_world_size(), *x.shape)
+        .mul(torch.tensor([2.0, 3.0, 4.0, 5.0])[: dist.get_world_size(), None, None])
+        .sum(0)
+    )
 
 
 def reduce_scatter_tensor(x):

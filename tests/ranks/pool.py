@@ -86,7 +86,9 @@ class Pool:
 
             # hosted here, so that it outlives a rank that is killed
             self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._workers = [_Worker(self._context, rank, self.num_ranks, self._folder.name) for rank in range(self.num_ranks)]
+        self._workers = [
+            _Worker(self._context, rank, self.num_ranks, self._folder.name) for rank in range(self.num_ranks)
+        ]
 
     def _kill(self):
         for worker in self._workers:
@@ -139,7 +141,7 @@ class _Worker:
 
 def _main(pipe, rank, num_ranks, stacks):
     """Run jobs until the pool closes."""
-    file = open(stacks, "w")  # noqa: SIM115 - faulthandler writes to it for as long as the process lives
+    file = Path(stacks).open("w")  # noqa: SIM115 - faulthandler writes to it for as long as the process lives
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch

@@ -80,6 +80,11 @@ def crossings(num=2, communicate=all_to_all_single):
 
 
 @case()
+def plain_chunks():
+    return pair_of(chunk(*crossings()), chunk(*crossings()))
+
+
+@case()
 def the_same_chunk_in_both_strands():
     """Gradients accumulate in the parameters that the forward reads."""
     one = chunk(*crossings())
@@ -233,7 +238,9 @@ def random_draws_after_every_crossing():
     def noisy(x):
         return all_to_all_single(x) + torch.rand_like(x)
 
-    return pair_of(chunk(Cross(noisy), Cross(noisy)), Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False))
+    return pair_of(
+        chunk(Cross(noisy), Cross(noisy)), Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False)
+    )
 
 
 @case(NO_STREAMS)
@@ -249,7 +256,9 @@ def checkpoint_reentrant():
 @case(NO_STREAMS)
 def checkpoint_not_reentrant():
     def block():
-        return nn.Sequential(*(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2)))
+        return nn.Sequential(
+            *(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2))
+        )
 
     return pair_of(block(), block())
 
@@ -267,7 +276,12 @@ def checkpoint_that_draws_for_good():
     """preserve_rng_state=False with dropout: the recompute advances the generator; a serial run's forward sees that."""
 
     def block():
-        return Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+        return Checkpointed(
+            chunk(nn.Dropout(0.5), *crossings()),
+            use_reentrant=False,
+            preserve_rng_state=False,
+            determinism_check="none",
+        )
 
     return pair_of(block(), block())
 
@@ -351,7 +365,9 @@ def save_on_cpu():
     from torch.autograd.graph import save_on_cpu as saved
 
     block = Within(chunk(*crossings()), saved)
-    return pair_of(block, Checkpointed(Within(chunk(*crossings()), saved), use_reentrant=False, preserve_rng_state=False))
+    return pair_of(
+        block, Checkpointed(Within(chunk(*crossings()), saved), use_reentrant=False, preserve_rng_state=False)
+    )
 
 
 @case()
@@ -489,7 +505,9 @@ def _makes_constants(x):
 
 @case(NO_STREAMS)
 def default_dtype_inside_the_forward():
-    return pair_of(Within(chunk(Cross(_makes_constants)), _float64), chunk(Cross(_makes_constants), Cross(_makes_constants)))
+    return pair_of(
+        Within(chunk(Cross(_makes_constants)), _float64), chunk(Cross(_makes_constants), Cross(_makes_constants))
+    )
 
 
 @case(NO_STREAMS)
@@ -778,7 +796,9 @@ def a_chunk_as_in_a_pipeline():
 
 @case(NO_STREAMS)
 def a_checkpointed_chunk_as_in_a_pipeline():
-    return chain_of(nn.Sequential(*(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2))))
+    return chain_of(
+        nn.Sequential(*(Checkpointed(chunk(nn.Dropout(0.5), *crossings()), use_reentrant=False) for _ in range(2)))
+    )
 
 
 @case()
@@ -1086,7 +1106,11 @@ def count_flops():
         return pair_of(chunk(*crossings()), chunk(*crossings()))
 
     counts = []
-    for run in (partial(run_plainly, make, 2), partial(run_woven, make, "turns", 2), partial(run_woven, make, "streams", 2)):
+    for run in (
+        partial(run_plainly, make, 2),
+        partial(run_woven, make, "turns", 2),
+        partial(run_woven, make, "streams", 2),
+    ):
         with FlopCounterMode(display=False) as counter:
             run()
         counts.append(counter.get_total_flops())
@@ -1127,7 +1151,7 @@ def test_the_cast_cache_lives_as_long_as_the_region(pool):
 
 
 def same_pair_four_times_with_all_strategies():
-    make = lambda: pair_of(chunk(*crossings()), chunk(*crossings()))  # noqa: E731
+    make = CASES["plain_chunks"][0]
     expected = run_plainly(make, 6)
     torch.manual_seed(7 + dist.get_rank())
     pair = make()
@@ -1136,7 +1160,7 @@ def same_pair_four_times_with_all_strategies():
         torch.manual_seed(100 + step)
         output = tw.weave(made.forward, made.backward, strategy=strategy)
         check_equal(expected[step]["output"], [y.detach() for y in output])
-        check_equal(expected[step]["results"], [[g for g in made.results()[0]], *made.results()[1:]])
+        check_equal(expected[step]["results"], [list(made.results()[0]), *made.results()[1:]])
 
 
 def test_strategies_may_change_from_pair_to_pair(pool):
@@ -1158,7 +1182,7 @@ def subgroups_of_four(strategy):
     check_pairs(make, strategy, "woven")
 
 
-@pytest.mark.parametrize("strategy", ("turns", "streams"))
+@pytest.mark.parametrize("strategy", ["turns", "streams"])
 def test_rows_and_columns_of_four_ranks(pool4, strategy):
     """Catches orders that fit on each group and not on all of them together."""
     pool4.run(subgroups_of_four, strategy)
@@ -1177,7 +1201,7 @@ def ranks_in_different_groups(strategy):
     check_pairs(make, strategy, "woven")
 
 
-@pytest.mark.parametrize("strategy", ("turns", "streams"))
+@pytest.mark.parametrize("strategy", ["turns", "streams"])
 def test_groups_that_do_not_meet_need_not_do_the_same(pool4, strategy):
     """Catches an agreement over ranks that no channel connects."""
     pool4.run(ranks_in_different_groups, strategy)

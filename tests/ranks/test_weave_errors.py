@@ -7,11 +7,26 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Bomb, Cross, Pair, attempt, check_equal, check_pairs, chunk, copied, gradients, inputs, pair_of, planted, remake_group
+from harness import (
+    Bomb,
+    Cross,
+    Pair,
+    attempt,
+    check_equal,
+    check_pairs,
+    chunk,
+    copied,
+    gradients,
+    inputs,
+    pair_of,
+    planted,
+    remake_group,
+)
 from operations import all_reduce, all_to_all_single, late_wait
 from pool import Pool, RanksFailedError
 
@@ -153,7 +168,7 @@ def fail_alone(strategy, strand, rank):
 
 
 @pytest.mark.parametrize("strategy", BOTH)
-@pytest.mark.parametrize("strand", ("forward", "backward"))
+@pytest.mark.parametrize("strand", ["forward", "backward"])
 def test_one_rank_that_fails_alone_is_named_on_the_others(pool, strategy, strand):
     """Catches a hang, wrong data, or an error that does not say which rank and strand began."""
     told = pool.run(fail_alone, strategy, strand, 1, group_timeout_s=LIMIT_S)
@@ -206,10 +221,13 @@ def fail_alone_then_remake(strategy, when):
     return told[0]
 
 
-@pytest.mark.parametrize("when", ("record", "woven", "after the last crossing"))
+@pytest.mark.parametrize("when", ["record", "woven", "after the last crossing"])
 def test_a_group_made_again_after_a_failure_works(pool, when):
     """Catches numbers of agreements or pairs that differ between ranks after one of them failed alone."""
-    assert pool.run(fail_alone_then_remake, "turns", when, group_timeout_s=LIMIT_S) == ["BrokenGroupError", "PlantedError"]
+    assert pool.run(fail_alone_then_remake, "turns", when, group_timeout_s=LIMIT_S) == [
+        "BrokenGroupError",
+        "PlantedError",
+    ]
 
 
 def remake_between_pairs():
@@ -266,7 +284,7 @@ def deviate(strategy, strand, how, ranks):
 
 
 @pytest.mark.parametrize("strategy", BOTH)
-@pytest.mark.parametrize("strand", ("forward", "backward"))
+@pytest.mark.parametrize("strand", ["forward", "backward"])
 @pytest.mark.parametrize("how", DEVIATIONS)
 def test_a_deviation_on_all_ranks_sends_nothing_and_names_its_place(pool, strategy, strand, how):
     """Catches a crossing that no proof covers and is carried out all the same."""
@@ -283,12 +301,12 @@ def test_a_deviation_on_all_ranks_sends_nothing_and_names_its_place(pool, strate
 
 
 @pytest.mark.parametrize("strategy", BOTH)
-@pytest.mark.parametrize("how", ("one more", "another operation", "a region"))
+@pytest.mark.parametrize("how", ["one more", "another operation", "a region"])
 def test_a_deviation_on_one_rank_is_told_on_both(pool, strategy, how):
     """Catches data that is exchanged with the wrong partner because one rank has one crossing more (facts.md)."""
     told = pool.run(deviate, strategy, "forward", how, (0,), group_timeout_s=LIMIT_S)
     assert told[0][0][0] == "DeviationError", told[0][0][2]
-    # what rank 0 sends too much may be the partner of rank 1's last operation; then rank 1 learns of it in its next pair
+    # what rank 0 sends too much may pair with rank 1's last operation; then rank 1 learns of it in its next pair
     there = told[1][1] if how == "one more" and told[1][0][0] == "ok" else told[1][0]
     assert there[0] == "BrokenGroupError", there
     assert "rank 0" in there[1], there[1]
@@ -375,7 +393,7 @@ def small_group_appears(strategy, when):
     return [timed_attempt(lambda: scene.check(step)) for step in ((2, 3) if when == "first" else (2,))]
 
 
-@pytest.mark.parametrize("strategy", (*BOTH, "auto"))
+@pytest.mark.parametrize("strategy", [*BOTH, "auto"])
 def test_ranks_whose_first_records_differ(pool4, strategy):
     """Catches orders that do not fit together and are woven: must be serial or refused, on all ranks alike."""
     told = pool4.run(small_group_appears, strategy, "first", group_timeout_s=LIMIT_S)
@@ -487,7 +505,7 @@ def busy_thread_meanwhile(strategy):
     other = dist.new_group()
     scene = Scene(strategy)
     scene.start()
-    stop, troubles, num_rounds = threading.Event(), [], [0]
+    troubles, num_rounds = [], [0]
 
     def work():
         for number in range(200):
@@ -532,13 +550,15 @@ def interrupt(strategy, strand, ranks):
 
 
 @pytest.mark.parametrize("strategy", BOTH)
-@pytest.mark.parametrize("strand", ("forward", "backward"))
+@pytest.mark.parametrize("strand", ["forward", "backward"])
 def test_ctrl_c_on_every_rank_is_raised_after_the_other_strand(pool, strategy, strand):
     """Catches a Ctrl-C that is lost, that hangs, or that leaves the backward in its middle."""
     for (kind, text, trace, seconds), gradients_are_there in pool.run(
         interrupt, strategy, strand, (0, 1), group_timeout_s=LIMIT_S
     ):
-        assert kind == "KeyboardInterrupt" or (strand == "backward" and kind == "BrokenGroupError"), f"{kind}: {text}\n{trace}"
+        assert kind == "KeyboardInterrupt" or (strand == "backward" and kind == "BrokenGroupError"), (
+            f"{kind}: {text}\n{trace}"
+        )
         assert all(gradients_are_there) or kind != "KeyboardInterrupt" or strand == "backward"
         assert seconds < LIMIT_S + GRACE_S
 
@@ -614,7 +634,8 @@ def test_bad_input_is_told_with_rule_and_remedy(call, words):
 def weave_without_group():
     dist.destroy_process_group()
     told = [
-        timed_attempt(lambda: tw.weave(lambda: 5, lambda: None, strategy=strategy)) for strategy in ("turns", "auto", "turns")
+        timed_attempt(lambda: tw.weave(lambda: 5, lambda: None, strategy=strategy))
+        for strategy in ("turns", "auto", "turns")
     ]
     x = torch.ones(3)
     told.append(timed_attempt(lambda: tw.weave(lambda: dist.all_reduce(x), lambda: None)))
@@ -648,8 +669,7 @@ def die(path, rank, strategy, own_store):
     if dist.get_rank() == rank:
         scene.arm(("forward",), lambda: os._exit(9))
     kind, text, trace, seconds = timed_attempt(lambda: scene.weave_pair(made))
-    with open(path, "w") as file:
-        file.write(f"{kind}\n{seconds}\n{text}\n{trace}")
+    Path(path).write_text(f"{kind}\n{seconds}\n{text}\n{trace}")
 
 
 def _free_port():

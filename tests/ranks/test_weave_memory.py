@@ -91,7 +91,7 @@ def make_pairs():
 
 
 def peaks(strategy):
-    """Return the peaks of: backward alone, forward alone, both serially, both woven; and live bytes after the last two."""
+    """Return peak and live bytes afterwards of: backward alone, forward alone, both serially, both woven."""
     chunks, pair = make_pairs()
     found = []
 
@@ -156,13 +156,14 @@ def what_is_left(strategy):
 
         output = run(made._replace(forward=forward), strategy)
         assert all(reference() is not None for reference in watched)
-        del output, made
+        made = None
+        del output
         return sum(reference() is not None for reference in watched)
     finally:
         gc.enable()
 
 
-@pytest.mark.parametrize("strategy", ("plain", "serial", "turns", "streams"))
+@pytest.mark.parametrize("strategy", ["plain", "serial", "turns", "streams"])
 def test_nothing_outlives_the_pair_without_the_garbage_collector(pool, strategy):
     """Catches cycles of our own (strands that know each other) that hold results until Python happens to collect."""
     assert pool.run(what_is_left, strategy) == [0, 0]
@@ -195,7 +196,7 @@ def left_after_failures(strategy):
     return live
 
 
-@pytest.mark.parametrize("strategy", ("plain", *BOTH))
+@pytest.mark.parametrize("strategy", ["plain", *BOTH])
 def test_failures_do_not_pile_up_memory(pool, strategy):
     """Catches a failed pair whose tensors hang on a traceback, a strand or a Work for good."""
     for live in pool.run(left_after_failures, strategy):

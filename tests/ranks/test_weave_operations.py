@@ -1,7 +1,7 @@
 """A woven pair equals backward, then forward, to the bit: every operation of torch.distributed in both strands."""
 
 import pytest
-from harness import Cross, chunk, check_pairs, pair_of
+from harness import Cross, check_pairs, chunk, pair_of
 from operations import OPERATIONS
 
 STRATEGIES = ("turns", "streams", "auto")

@@ -117,7 +117,10 @@ def test_turns_never_compute_at_once(pool):
     for times, spans in pool.run(run_regions, "turns"):
         both = intersection(union(times["forward computes"]), union(times["backward computes"]))
         assert length(both) == 0, times
-        computing = {name: union([span[2:] for span in spans if span[:2] == (name, "compute")]) for name in ("forward", "backward")}
+        computing = {
+            name: union([span[2:] for span in spans if span[:2] == (name, "compute")])
+            for name in ("forward", "backward")
+        }
         assert length(intersection(computing["forward"], computing["backward"])) == 0, spans
 
 
@@ -128,7 +131,10 @@ def test_the_log_and_the_times_of_the_user_agree(pool):
             computing = union([span[2:] for span in spans if span[:2] == (name, "compute")])
             users = union(times[f"{name} computes"])
             assert length(intersection(computing, users)) == length(users), (times, spans)
-            assert length(intersection(computing, union(times[f"{name} communicates"]))) < 0.2e9 * REGION_S, (times, spans)
+            assert length(intersection(computing, union(times[f"{name} communicates"]))) < 0.2e9 * REGION_S, (
+                times,
+                spans,
+            )
 
 
 def run_late_peer(strategy):
@@ -177,7 +183,7 @@ def test_the_forward_computes_while_an_all_reduce_waits_for_a_late_peer(pool, st
     assert any(begin <= span[2] <= span[3] <= end for span in waits), (times, spans)
 
 
-@pytest.mark.parametrize("strategy", ("serial",))
+@pytest.mark.parametrize("strategy", ["serial"])
 def test_serially_the_forward_begins_after_the_late_peer(pool, strategy):
     """Catches a shape of test that would call anything overlap."""
     times, _ = pool.run(run_late_peer, strategy)[0]

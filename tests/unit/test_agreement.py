@@ -171,7 +171,9 @@ def test_failing_alone_is_known_after_the_limit(store):
     told = fails(0, channels[0], "forward strand at step 3")()
     assert "rank 1" in told
     assert LIMIT_S <= time.monotonic() - begin < LIMIT_S + 1
-    assert "rank 0 failed in its forward strand at step 3: KeyError" in agreement.failures_of_others(channels[1], 1, 0.0)
+    assert "rank 0 failed in its forward strand at step 3: KeyError" in agreement.failures_of_others(
+        channels[1], 1, 0.0
+    )
 
 
 def test_a_failure_of_an_earlier_pair_is_not_one_of_this(store):

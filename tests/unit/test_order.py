@@ -1,4 +1,4 @@
-"""The woven order and its proof: a permutation of the serial operations that fits on all ranks, or a sentence why not."""
+"""The woven order and its proof: a permutation of the serial operations that fits on all ranks, or why not."""
 
 from __future__ import annotations
 

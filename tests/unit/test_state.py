@@ -84,7 +84,11 @@ def thread_state():
         "dispatches": [id(mode) for mode in _get_current_dispatch_mode_stack()],
         "hooks": hooks,
         "forbidden": torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        ),
         "threads": torch.get_num_threads(),
         "context": COLOUR.get(),
     }
