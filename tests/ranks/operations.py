@@ -152,6 +152,25 @@ def barrier(x):
     return x * 2
 
 
+def monitored_barrier(x):
+    dist.monitored_barrier()
+    return x * 2
+
+
+def all_to_all(x):
+    parts = [torch.empty_like(part) for part in x.chunk(dist.get_world_size())]
+    dist.all_to_all(parts, [part.contiguous() for part in x.chunk(dist.get_world_size())])
+    return torch.cat(parts)
+
+
+def gather_object(x):
+    found = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(x.mean().item(), found, dst=0)
+    told = [None]
+    dist.scatter_object_list(told, found, src=0)
+    return x + told[0]
+
+
 def send_recv(x):
     rank, right, left = _ends()
     y = torch.empty_like(x)
@@ -284,6 +303,9 @@ OPERATIONS = {
     all_gather_object: WOVEN,
     broadcast_object_list: WOVEN,
     barrier: WOVEN,
+    monitored_barrier: {**WOVEN, "auto": "serial"},  # it blocks by itself, and hands out no Work to wait for
+    all_to_all: WOVEN,
+    gather_object: WOVEN,
     send_recv: WOVEN,
     isend_irecv: WOVEN,
     batch_isend_irecv: WOVEN,

@@ -154,6 +154,72 @@ def functional_on_a_group_of_one():
     return pair_of(chunk(Cross(mixed)), chunk(Cross(mixed)))
 
 
+# ---- what begins or ends outside of the pair ----
+
+
+@case()
+def results_that_are_waited_for_after_the_pair():
+    """The forward hands out an asynchronous tensor and a Work; the caller waits."""
+    c0, c1 = chunk(*crossings()), chunk(*crossings())
+
+    def pair(step):
+        made = pair_of(c0, c1)(step)
+        kept = []
+
+        def forward():
+            y, loss = made.forward()
+            z = y.detach().clone()
+            kept.append((dist.all_reduce(z, async_op=True), z))
+            with torch.no_grad():
+                kept.append(funcol.all_reduce(y.detach(), "sum", dist.group.WORLD))
+            return y, loss
+
+        def results():
+            (work, z), asynchronous = kept
+            work.wait()
+            return [made.results(), z, asynchronous + 0]
+
+        return Pair(forward, made.backward, results)
+
+    return pair
+
+
+@case()
+def works_that_were_started_before_the_pair():
+    c0, c1 = chunk(*crossings()), chunk(*crossings())
+
+    def pair(step):
+        made = pair_of(c0, c1)(step)
+        x, y = inputs(step, 5).detach(), inputs(step, 6).detach()
+        works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, async_op=True)]
+        asynchronous = funcol.all_reduce(inputs(step, 7).detach(), "sum", dist.group.WORLD)
+
+        def forward():
+            works[0].wait()
+            out = made.forward()
+            return out, x + asynchronous
+
+        def backward():
+            made.backward()
+            works[1].wait()
+
+        return Pair(forward, backward, lambda: [made.results(), x, y])
+
+    return pair
+
+
+@case()
+def works_that_wait_in_another_order_than_they_were_started():
+    def tangled(x):
+        parts = [x * (i + 1) for i in range(4)]
+        works = [dist.all_reduce(part, async_op=True) for part in parts]
+        for i in (2, 0, 3, 1):
+            works[i].wait()
+        return sum(parts)
+
+    return pair_of(chunk(Cross(tangled)), chunk(Cross(tangled), *crossings()))
+
+
 # ---- functional collectives with gradient, DTensor, torch.distributed.nn ----
 
 
