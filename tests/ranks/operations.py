@@ -310,8 +310,9 @@ OPERATIONS = {
     isend_irecv: WOVEN,
     batch_isend_irecv: WOVEN,
     one_sided: WOVEN,
-    coalesced_all_reduce: WOVEN,
-    coalesced_async: WOVEN,
+    # the list of a coalescing block is per group and not per thread
+    coalesced_all_reduce: NO_STREAMS,
+    coalesced_async: NO_STREAMS,
     functional_all_reduce: WOVEN,
     functional_late: WOVEN,
     functional_gather: WOVEN,

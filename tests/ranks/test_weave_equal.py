@@ -984,14 +984,12 @@ def a_weave_inside_the_backward():
 
 @case()
 def communication_regions():
-    box = {}
-
     def exchange(x):
-        key = len(box)
+        box = []
         with tw.communication():
             time.sleep(0.002)
-            box[key] = x.sum().item()
-        return x * 0.5 + box[key]
+            box.append(x.sum().item())
+        return x * 0.5 + box[0]
 
     return pair_of(chunk(Cross(exchange), *crossings(1)), chunk(Cross(exchange), Cross(exchange)))
 
