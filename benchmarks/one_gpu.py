@@ -121,7 +121,7 @@ def record(demo: Demo, strategy: str, path: Path) -> None:
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     torch.cuda.synchronize()
     with torch.profiler.profile(experimental_config=config) as profile:
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(80_000_000)  # the host is ahead, as in training
         weave(forward, backward, strategy=strategy)
         torch.cuda.synchronize()
     plain = path.with_suffix("")

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
     parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
     parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 768, on a GPU 4096")
-    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 384, on a GPU 4096")
+    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 256, on a GPU 4096")
     parser.add_argument(
         "--link-gbps",
         type=float,
