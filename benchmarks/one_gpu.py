@@ -13,8 +13,6 @@ import functools
 import gzip
 import json
 import os
-import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,7 +54,7 @@ def main() -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     result = {
         "what": "one GPU, simulated link, one rank over NCCL",
-        "command": " ".join(["python", *sys.argv]),
+        "command": f"python benchmarks/one_gpu.py --rounds {args.rounds}",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(0),
         "versions": versions(device),
@@ -126,8 +124,10 @@ def record(demo: Demo, strategy: str, path: Path) -> None:
         torch.cuda.synchronize()
     plain = path.with_suffix("")
     profile.export_chrome_trace(str(plain))
-    with plain.open("rb") as source, gzip.open(path, "wb") as target:
-        shutil.copyfileobj(source, target)
+    trace = json.loads(plain.read_text())
+    trace.pop("traceName", None)  # a path of this machine
+    with gzip.open(path, "wt") as target:
+        json.dump(trace, target)
     plain.unlink()
 
 
