@@ -1,0 +1,211 @@
+"""One self-contained HTML page: the verdict, the numbers, the lanes, and the causes beside them.
+
+The page needs no network. Names of kernels are whatever a trace holds, so everything that is not ours is escaped, and
+the page's own policy lets no script run but ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchweave.diagnose.model import CauseFound, Diagnosis, Numbers, Where
+from torchweave.errors import UsageError
+from torchweave.reporting import mend
+from torchweave.reporting.embed import safe_json, section_data
+from torchweave.reporting.output import open_output
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+# the word and the sign of each verdict: the colour is never alone
+VERDICTS = {
+    "overlapped": ("Overlapped", "✓"),
+    "partial": ("Partly overlapped", "◐"),
+    "serial": ("Not overlapped", "✕"),
+    "nothing_to_overlap": ("Nothing to overlap", "–"),
+    "race": ("A race", "!"),
+    "mistimed": ("Mistimed", "!"),
+}
+# how many places of a cause are listed, and how many parts a bar has before the rest are added up
+_NUM_PLACES, _NUM_PARTS = 8, 6
+_SCRIPTS = ("columns.js", "lanes.js", "figure.js", "handles.js", "page.js")
+
+
+def write_html(diagnoses: Sequence[Diagnosis], path: str | Path) -> None:
+    """Write diagnoses as one HTML page.
+
+    Args:
+        diagnoses: One a trace; several get a table on top and a section each.
+        path: The file; one that exists is replaced.
+
+    Raises:
+        UsageError: There is no diagnosis, or the file cannot be written.
+    """
+    text = render_html(diagnoses)
+    with open_output(path) as file:
+        # names can hold halves of characters (lone surrogates), which no file can
+        file.write(text.encode("utf-8", "replace"))
+
+
+def render_html(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return diagnoses as the text of one HTML page.
+
+    Raises:
+        UsageError: There is no diagnosis.
+    """
+    if not diagnoses:
+        raise UsageError("A report has to have a diagnosis", given="none")
+    from markupsafe import Markup
+
+    environment = _environment()
+    script = "".join(_source(environment, name) for name in _SCRIPTS)
+    script = f'(() => {{\n"use strict";\n{script}}})();\n'
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # ours, or made safe above: nothing in them comes from a trace as it is
+    return environment.get_template("report.html.j2").render(
+        sections=[_section(row, diagnosis) for row, diagnosis in enumerate(diagnoses)],
+        style=Markup(_source(environment, "report.css")),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        script_digest=digest,
+    )
+
+
+def _environment() -> Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("torchweave.reporting", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["ms"] = format_ms
+    environment.filters["percent"] = format_percent
+    environment.filters["prose"] = _prose
+    return environment
+
+
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _prose(text: str) -> Markup:
+    """Return a text escaped, with what stands in backticks as code."""
+    from markupsafe import Markup, escape
+
+    pieces = text.split("`")
+    # the odd pieces are inside, unless the last backtick has no partner
+    inside = range(1, len(pieces) - 1, 2)
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(piece) if row in inside else escape(f"`{piece}" if row % 2 else piece)
+        for row, piece in enumerate(pieces)
+    )
+
+
+def format_ms(value: float) -> str:
+    """Return milliseconds with about four digits: `0.013`, `2.81`, `1,234`."""
+    digits = 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{digits}f}"
+
+
+def format_percent(share: float) -> str:
+    """Return a share as a percentage that says 0 or 100 only where it is."""
+    percent = 100 * share
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.0f} %" if percent in (0, 100) else f"{percent:.1f} %"
+
+
+def _section(row: int, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return what the template needs of one diagnosis."""
+    from markupsafe import Markup
+
+    word, sign = VERDICTS[diagnosis.verdict]
+    return {
+        "id": f"d{row}",
+        "diagnosis": diagnosis,
+        "title": diagnosis.file if diagnosis.rank is None else f"Rank {diagnosis.rank}",
+        "verdict_word": word,
+        "verdict_sign": sign,
+        "bars": _bars(diagnosis),
+        "causes": [_cause(number, found) for number, found in enumerate(diagnosis.causes, 1)],
+        "data": Markup(safe_json(section_data(diagnosis))),  # noqa: S704
+    }
+
+
+def _cause(number: int, found: CauseFound) -> dict[str, Any]:
+    return {
+        "number": number,
+        "found": found,
+        "where": _where(found.where),
+        "places": [
+            {"text": "; ".join(f"{term} {text}" for term, text in _where(place.where)), "place": place}
+            for place in found.places[:_NUM_PLACES]
+        ]
+        if len(found.places) > 1
+        else [],
+        "num_more": max(len(found.places) - _NUM_PLACES, 0),
+        "mend": mend.parts(found.mend),
+    }
+
+
+def _where(where: Where) -> list[tuple[str, str]]:
+    """Return what is known of a place, as pairs of a term and its text."""
+    at = where.file if where.line is None or where.file is None else f"{where.file}:{where.line}"
+    rows = (
+        ("in", where.caller if where.caller != where.function else None),
+        ("at", at),
+        ("function", where.function),
+        ("operator", where.op),
+        ("call", where.call),
+    )
+    return [(term, text) for term, text in rows if text]
+
+
+def _bars(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Return the two sums that the causes explain, each as the parts of a bar."""
+    numbers: Numbers = diagnosis.numbers
+    bars = []
+    if numbers.possible_ms > 0:
+        ran = {"kind": "both", "label": "both sides ran", "ms": max(numbers.possible_ms - numbers.lost_ms, 0.0)}
+        lost = _charges(diagnosis, "lost", numbers.lost_ms)
+        bars.append(_bar("Possible overlap", numbers.possible_ms, [ran, *lost]))
+    if numbers.idle_ms > 0:
+        busy = {"kind": "busy", "label": "something ran", "ms": numbers.busy_ms}
+        idle = _charges(diagnosis, "idle", numbers.idle_ms)
+        bars.append(_bar("Span", numbers.span_ms, [busy, *idle]))
+    return bars
+
+
+def _charges(diagnosis: Diagnosis, kind: str, total_ms: float) -> list[dict[str, Any]]:
+    """Return the causes' shares of lost overlap or idle time; what none of them has keeps a part of its own."""
+    parts: list[dict[str, Any]] = [
+        {"kind": kind, "label": found.cause, "number": number, "ms": getattr(found, f"{kind}_ms")}
+        for number, found in enumerate(diagnosis.causes, 1)
+    ]
+    parts = sorted((part for part in parts if part["ms"] > 0), key=lambda part: -float(part["ms"]))
+    shown, rest = parts[:_NUM_PARTS], parts[_NUM_PARTS:]
+    if rest:
+        shown.append({"kind": kind, "label": f"{len(rest)} other causes", "ms": sum(part["ms"] for part in rest)})
+    missing = total_ms - sum(part["ms"] for part in parts)
+    if missing > 0.01 * total_ms:
+        shown.append({"kind": kind, "label": "lost, not charged" if kind == "lost" else "idle", "ms": missing})
+    return shown
+
+
+def _bar(title: str, total_ms: float, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    whole = max(sum(part["ms"] for part in parts), total_ms, 1e-9)
+    for part in parts:
+        part["share"] = part["ms"] / whole
+        part.setdefault("number", None)
+    return {"title": title, "ms": total_ms, "parts": [part for part in parts if part["ms"] > 0]}
