@@ -18,6 +18,9 @@ from torchweave.trace.timeline import COPY, DEVICE_TO_HOST, HOST_TO_DEVICE, Flag
 # A side or a stream that is busy for less is none: a first gradient, a flag.
 LEAST_SIDE_NS = 20_000
 
+# On one stream alone, communication below this share of the busy time is no side: no more could be gained.
+LEAST_SHARE = 0.01
+
 FORMS = "forward, backward, compute, communication, copies, stream:N, range:NAME"
 
 # Names come last: only what no record, annotation or stream has shown to be communication.
@@ -103,6 +106,8 @@ def _under_collective_note(window: Window) -> Flags:
 
 def _by_collectives(window: Window, communication: Flags) -> Sides | None:
     if not _enough(window, communication) or not _enough(window, ~communication):
+        return None
+    if len(window.lanes) == 1 and length(window.busy(communication)) < LEAST_SHARE * length(window.busy()):
         return None
     copies = _own_copy_streams(window) & ~communication
     side = np.where(communication, SECOND_SIDE, FIRST_SIDE)

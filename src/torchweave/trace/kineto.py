@@ -85,8 +85,8 @@ def _merge(known: Document, new: Document | None) -> Document:
 def _timeline(path: Path, columns: Columns, document: Document, warnings: list[str]) -> Timeline:
     names = tuple(str(name) for name in columns.names.values())
     ops = _ops(columns, names)
-    calls, engine_threads = _calls(columns, ops)
-    work = _work(columns, calls, ops, names, engine_threads)
+    calls = _calls(columns, ops)
+    work = _work(columns, calls, ops, names)
     distributed = document.distributed if isinstance(document.distributed, dict) else {}
     return Timeline(
         file=str(path),
@@ -163,8 +163,7 @@ def _ops(columns: Columns, names: tuple[str, ...]) -> Ops:
     )
 
 
-def _calls(columns: Columns, ops: Ops) -> tuple[Calls, Ints]:
-    """Return the calls, and the codes of the threads that are autograd's."""
+def _calls(columns: Columns, ops: Ops) -> Calls:
     order = np.argsort(columns.column(CALL, "begin"), kind="stable")
     begin, thread = columns.column(CALL, "begin")[order], columns.column(CALL, "thread")[order]
     correlation = columns.column(CALL, "correlation")[order]
@@ -173,7 +172,8 @@ def _calls(columns: Columns, ops: Ops) -> tuple[Calls, Ints]:
     by_number = link.operators_of(begin, np.full(len(begin), -2), external, table)
     # an engine thread's operators and calls can carry different thread numbers: learn which are the same
     alias = _aliases(thread, ops.thread[np.maximum(by_number, 0)] if len(ops) else thread, by_number >= 0)
-    op = link.operators_of(begin, alias[thread] if len(thread) else thread, external, table)
+    thread = alias[thread] if len(thread) else thread
+    op = link.operators_of(begin, thread, external, table)
     top = ops.parent < 0
     engine = np.unique(ops.thread[top & ops.backward])
     engine = engine[[_mostly(ops.backward[top & (ops.thread == code)]) for code in engine]]
@@ -184,7 +184,8 @@ def _calls(columns: Columns, ops: Ops) -> tuple[Calls, Ints]:
         name=columns.column(CALL, "name")[order],
         correlation=correlation,
         op=op,
-    ), np.flatnonzero(np.isin(alias, engine))
+        engine=np.isin(thread, engine),
+    )
 
 
 def _mostly(flags: Flags) -> bool:
@@ -201,7 +202,7 @@ def _aliases(thread: Ints, op_thread: Ints, joined: Flags) -> Ints:
     return alias
 
 
-def _work(columns: Columns, calls: Calls, ops: Ops, names: tuple[str, ...], engine_threads: Ints) -> Work:
+def _work(columns: Columns, calls: Calls, ops: Ops, names: tuple[str, ...]) -> Work:
     order = np.lexsort((columns.column(WORK, "end"), columns.column(WORK, "begin")))
 
     def column(name: str) -> Ints:
@@ -210,13 +211,12 @@ def _work(columns: Columns, calls: Calls, ops: Ops, names: tuple[str, ...], engi
     direction, pageable = copies_by_name(names)
     name, kind = column("name"), column("kind")
     call = link.rows_of(column("correlation"), calls.correlation)
-    op, thread = np.full(len(call), -1, dtype=np.int64), np.full(len(call), -1, dtype=np.int64)
+    op, backward = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.bool_)
     joined = call >= 0
-    op[joined], thread[joined] = calls.op[call[joined]], calls.thread[call[joined]]
+    op[joined], backward[joined] = calls.op[call[joined]], calls.engine[call[joined]]
     external = column("external")
     loose = ~joined & (external != column("correlation"))
     op[loose] = link.rows_of(external[loose], ops.external)
-    backward = (op < 0) & np.isin(thread, engine_threads)
     backward[op >= 0] = ops.backward[op[op >= 0]]
     is_copy = kind == COPY
     return Work(

@@ -84,10 +84,11 @@ class Calls:
     Attributes:
         begin: Start on the host, ns.
         end: End on the host, ns.
-        thread: Code of the calling thread.
+        thread: Code of the thread on which the call's operators are recorded (the recorder can number it twice).
         name: Code of the call's name.
         correlation: Number that joins the call with its device operation.
         op: Row of the innermost operator around the call, or -1.
+        engine: True on a thread of autograd's engine.
     """
 
     begin: Ints
@@ -96,6 +97,7 @@ class Calls:
     name: Ints
     correlation: Ints
     op: Ints
+    engine: Flags
 
     def __len__(self) -> int:
         return len(self.begin)
