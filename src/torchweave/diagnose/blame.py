@@ -127,9 +127,9 @@ def _waiting_for_event(
     done = np.clip(end, begin, moments.end)
     peer = np.clip(np.where(held, facts.late_until[awaited], NOT_LATE)[at], begin, done)
     call = waits.call[at]
-    common = {"lost": lost, "call": call, "blocker": blocker[at]}
-    late = charges(begin, peer, CODE["late_peer"], moments.pending, likely=True, **common)
-    rest = charges(peer, done, cause[at], moments.pending, likely=likely[at], **common)
+    by = blocker[at]
+    late = charges(begin, peer, CODE["late_peer"], moments.pending, lost=lost, call=call, blocker=by, likely=True)
+    rest = charges(peer, done, cause[at], moments.pending, lost=lost, call=call, blocker=by, likely=likely[at])
     return done, [late, rest]
 
 

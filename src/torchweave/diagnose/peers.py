@@ -11,6 +11,8 @@ from torchweave.trace.timeline import Ints
 _SLOWEST_BYTES_PER_NS = 20.0
 # What a collective costs beside its bytes.
 _START_NS = 100_000
+# What one that was waiting is taken to have needed, where nothing of its like ran alone: a common network link.
+_USUAL_BYTES_PER_NS = 50.0
 # A collective that takes this much longer than its like in the same trace was waiting.
 _TIMES_LONGER = 3
 # "never": before any time of a trace, whose zero lies inside it
@@ -34,8 +36,11 @@ def estimate_late(window: Window) -> Ints:
     like = like.reshape(-1)
     shortest = np.full(int(like.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest, like, length)
-    by_bytes = (work.elements[rows] * work.element_bytes[rows] / _SLOWEST_BYTES_PER_NS).astype(np.int64) + _START_NS
-    needed = np.minimum(np.where(length > _TIMES_LONGER * shortest[like], shortest[like], length), by_bytes)
+    size = work.elements[rows] * work.element_bytes[rows]
+    slow = length > size / _SLOWEST_BYTES_PER_NS + _START_NS
+    usual = (size / _USUAL_BYTES_PER_NS).astype(np.int64) + _START_NS
+    needed = np.where(slow, np.minimum(usual, length), length)
+    needed = np.where(length > _TIMES_LONGER * shortest[like], np.minimum(shortest[like], needed), needed)
     late = length > needed + _START_NS
     result[rows[late]] = work.end[rows[late]] - needed[late]
     return result

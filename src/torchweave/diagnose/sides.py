@@ -76,7 +76,7 @@ def find_communication(window: Window) -> Flags:
     """Return which operations are communication: by records, then by streams and annotations, then by name."""
     work, names = window.work, window.timeline.names
     named = np.array([_COLLECTIVE_NAME.search(name) is not None for name in names] or [False])
-    result = (work.collective >= 0) | named[work.name]
+    result = np.asarray((work.collective >= 0) | named[work.name])
     time = (work.end - work.begin).astype(np.float64)
     total = np.bincount(window.lane, weights=time, minlength=len(window.lanes))
     noted = _under_collective_note(window) & (work.kind != COPY) if len(window.lanes) > 1 else result
@@ -101,7 +101,9 @@ def _under_collective_note(window: Window) -> Flags:
     parent = link.nest(begin, end, thread)
     at = link.innermost(launch_begin(timeline, work), launch_thread(timeline, work), begin, end, thread, parent)
     speaks = np.array([_COLLECTIVE_NOTE.search(name) is not None for name in timeline.names] or [False])
-    return (at >= 0) & speaks[notes.name[order][np.maximum(at, 0)]] if len(order) else at >= 0
+    if len(order) == 0:
+        return np.zeros(len(work), dtype=np.bool_)
+    return np.asarray((at >= 0) & speaks[notes.name[order][np.maximum(at, 0)]])
 
 
 def _by_collectives(window: Window, communication: Flags) -> Sides | None:
@@ -113,7 +115,7 @@ def _by_collectives(window: Window, communication: Flags) -> Sides | None:
     side = np.where(communication, SECOND_SIDE, FIRST_SIDE)
     side[copies] = 0
     why = "Collectives ran, so communication should have run beside computation."
-    return Sides(SidesFound(("computation", "communication"), why), side, communication)
+    return Sides(SidesFound(("compute", "communication"), why), side, communication)
 
 
 def _by_autograd(window: Window, communication: Flags) -> Sides | None:

@@ -226,7 +226,7 @@ def _kind(category: str) -> int:
 
 
 def _each(args: list[Args], name: str) -> list[int]:
-    return ints([getattr(arg, name) for arg in args]).tolist()
+    return [int(value) for value in ints([getattr(arg, name) for arg in args])]
 
 
 def _optional_names(values: list[Any], names: Codes) -> Column:

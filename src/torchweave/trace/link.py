@@ -84,7 +84,8 @@ def _keys(thread: Ints, time: Ints, stride: int) -> Ints:
     if stride <= (2**62) // (top + 1):
         return thread * stride + time
     # days of trace on very many threads: coarser times would mix rows, so fall back to Python's integers
-    return (thread.astype(object) * stride + time.astype(object)).astype(object)
+    coarse: Ints = (thread.astype(object) * stride + time.astype(object)).astype(object)
+    return coarse
 
 
 def operators_of(

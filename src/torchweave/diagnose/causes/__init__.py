@@ -74,6 +74,11 @@ class Facts:
         return (self.values or {}).get(key, default)
 
     @property
+    def longest(self) -> str:
+        """The longest moment, in words."""
+        return f"{self.get('longest_ms', 0.0):.3f} ms"
+
+    @property
     def call(self) -> str:
         """The calls in words: `12 x cudaStreamSynchronize`."""
         return ", ".join(f"{count} x {name}" for name, count in self.calls[:3]) or "no recorded call"
