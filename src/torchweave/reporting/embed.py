@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchweave.diagnose.model import Diagnosis, Lane
 from torchweave.intervals import Intervals
-from torchweave.reporting.tracks import both_sides
+from torchweave.reporting.tracks import both_sides, side_titles
 
 Column: TypeAlias = dict[str, Any]
 
@@ -45,7 +45,7 @@ def section_data(diagnosis: Diagnosis) -> dict[str, Any]:
     used = np.unique(np.concatenate([lane.name for lane in diagnosis.lanes] or [np.zeros(0, dtype=np.int64)]))
     return {
         "span": round(diagnosis.numbers.span_ms * 1e6),
-        "sides": list(diagnosis.sides.names),
+        "sides": side_titles(diagnosis),
         "names": [diagnosis.names[code] for code in used],
         "lanes": [_lane(lane, used) for lane in diagnosis.lanes],
         "both": _intervals(both_sides(diagnosis)),

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchweave.diagnose.model import CauseFound, Diagnosis, Numbers, Where
+from torchweave.diagnose.model import NO_SIDE, CauseFound, Diagnosis, Numbers, Where
 from torchweave.errors import UsageError
-from torchweave.reporting import mend
+from torchweave.intervals import length
 from torchweave.reporting.embed import safe_json, section_data
 from torchweave.reporting.output import open_output
+from torchweave.reporting.tracks import side_titles
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,29 +32,34 @@ VERDICTS = {
     "race": ("A race", "!"),
     "mistimed": ("Mistimed", "!"),
 }
-# how many places of a cause are listed, and how many parts a bar has before the rest are added up
-_NUM_PLACES, _NUM_PARTS = 8, 6
+# how many places of a cause are listed, how many parts a bar has, and the least share of one: the rest are added up
+_NUM_PLACES, _NUM_PARTS, _LEAST_PART = 8, 6, 0.005
 _SCRIPTS = ("columns.js", "lanes.js", "figure.js", "handles.js", "page.js")
 
 
-def write_html(diagnoses: Sequence[Diagnosis], path: str | Path) -> None:
+def write_html(diagnoses: Sequence[Diagnosis], path: str | Path, *, differences: Sequence[str] = ()) -> None:
     """Write diagnoses as one HTML page.
 
     Args:
         diagnoses: One a trace; several get a table on top and a section each.
         path: The file; one that exists is replaced.
+        differences: What differs between the ranks of one job, as sentences.
 
     Raises:
         UsageError: There is no diagnosis, or the file cannot be written.
     """
-    text = render_html(diagnoses)
+    text = render_html(diagnoses, differences)
     with open_output(path) as file:
         # names can hold halves of characters (lone surrogates), which no file can
         file.write(text.encode("utf-8", "replace"))
 
 
-def render_html(diagnoses: Sequence[Diagnosis]) -> str:
+def render_html(diagnoses: Sequence[Diagnosis], differences: Sequence[str] = ()) -> str:
     """Return diagnoses as the text of one HTML page.
+
+    Args:
+        diagnoses: One a trace.
+        differences: What differs between them, as sentences.
 
     Raises:
         UsageError: There is no diagnosis.
@@ -69,6 +75,7 @@ def render_html(diagnoses: Sequence[Diagnosis]) -> str:
     # ours, or made safe above: nothing in them comes from a trace as it is
     return environment.get_template("report.html.j2").render(
         sections=[_section(row, diagnosis) for row, diagnosis in enumerate(diagnoses)],
+        differences=differences,
         style=Markup(_source(environment, "report.css")),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_digest=digest,
@@ -113,7 +120,8 @@ def _prose(text: str) -> Markup:
 def format_ms(value: float) -> str:
     """Return milliseconds with about four digits: `0.013`, `2.81`, `1,234`."""
     digits = 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    return f"{value:,.{digits}f}"
+    # plus zero: what rounds to nothing has no sign
+    return f"{round(value, digits) + 0.0:,.{digits}f}"
 
 
 def format_percent(share: float) -> str:
@@ -137,6 +145,8 @@ def _section(row: int, diagnosis: Diagnosis) -> dict[str, Any]:
         "title": diagnosis.file if diagnosis.rank is None else f"Rank {diagnosis.rank}",
         "verdict_word": word,
         "verdict_sign": sign,
+        "sides": side_titles(diagnosis),
+        "has_neither": any((lane.side == NO_SIDE).any() for lane in diagnosis.lanes),
         "bars": _bars(diagnosis),
         "causes": [_cause(number, found) for number, found in enumerate(diagnosis.causes, 1)],
         "data": Markup(safe_json(section_data(diagnosis))),  # noqa: S704
@@ -155,8 +165,19 @@ def _cause(number: int, found: CauseFound) -> dict[str, Any]:
         if len(found.places) > 1
         else [],
         "num_more": max(len(found.places) - _NUM_PLACES, 0),
-        "mend": mend.parts(found.mend),
+        "scaled": _scaled(found),
     }
+
+
+def _scaled(found: CauseFound) -> str:
+    """Say how the moments in the lanes and `lost_ms` go together, where they are not the same."""
+    raw_ms = length(found.lost_intervals) / 1e6
+    if raw_ms <= 1.01 * found.lost_ms + 0.001:
+        return ""
+    return (
+        f"Its moments in the lanes, in which one side ran alone, last {format_ms(raw_ms)} ms together. They count as "
+        f"{format_ms(found.lost_ms)} ms, because all causes' moments are scaled to the overlap that was lost."
+    )
 
 
 def _where(where: Where) -> list[tuple[str, str]]:
@@ -194,7 +215,10 @@ def _charges(diagnosis: Diagnosis, kind: str, total_ms: float) -> list[dict[str,
         for number, found in enumerate(diagnosis.causes, 1)
     ]
     parts = sorted((part for part in parts if part["ms"] > 0), key=lambda part: -float(part["ms"]))
-    shown, rest = parts[:_NUM_PARTS], parts[_NUM_PARTS:]
+    num_shown = min(_NUM_PARTS, sum(part["ms"] >= _LEAST_PART * total_ms for part in parts))
+    shown, rest = parts[:num_shown], parts[num_shown:]
+    if len(rest) == 1:
+        shown, rest = parts, []
     if rest:
         shown.append({"kind": kind, "label": f"{len(rest)} other causes", "ms": sum(part["ms"] for part in rest)})
     missing = total_ms - sum(part["ms"] for part in parts)

@@ -17,7 +17,7 @@ from torchweave.errors import UsageError
 from torchweave.intervals import Intervals
 from torchweave.reporting.output import open_output
 from torchweave.reporting.source import Source
-from torchweave.reporting.tracks import both_sides, side_name
+from torchweave.reporting.tracks import both_sides, side_titles
 
 # Beyond every process and thread number of an operating system, so that ours meet none of the trace's.
 _PROCESS = 2_000_000_000
@@ -189,10 +189,8 @@ def _lane(
     name = f"stream {lane.stream}" + (f" ({level + 1})" if level else "")
     yield _meta("thread_name", process, thread, name=name)
     names = {code: json.dumps(diagnosis.names[code]) for code in np.unique(lane.name).tolist()}
-    args = [
-        json.dumps({"stream": lane.stream, "device": lane.device, "side": side_name(diagnosis, side) or "neither"})
-        for side in range(3)
-    ]
+    sides = ("neither", *side_titles(diagnosis))
+    args = [json.dumps({"stream": lane.stream, "device": lane.device, "side": side}) for side in sides]
     begin, end = (lane.begin[events] + shift_ns).tolist(), (lane.end[events] + shift_ns).tolist()
     name_of, side_of = lane.name[events].tolist(), lane.side[events].tolist()
     for row in range(len(events)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchweave.diagnose.model import FIRST_SIDE, NO_SIDE, SECOND_SIDE, Diagnosis
+from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, Diagnosis
 from torchweave.intervals import EMPTY, Intervals, intersection, union
 
 
@@ -13,10 +13,9 @@ def both_sides(diagnosis: Diagnosis) -> Intervals:
     return intersection(_busy(diagnosis, FIRST_SIDE), _busy(diagnosis, SECOND_SIDE))
 
 
-def side_name(diagnosis: Diagnosis, side: int) -> str:
-    """Return the name of a value of `Lane.side`, empty for work of neither side."""
-    names = diagnosis.sides.names
-    return "" if side == NO_SIDE or len(names) < side else names[side - 1]
+def side_titles(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return the sides' names as they are shown: `stream:7` is `stream 7`."""
+    return tuple(name.replace(":", " ", 1) for name in diagnosis.sides.names)
 
 
 def _busy(diagnosis: Diagnosis, side: int) -> Intervals:

@@ -1,6 +1,5 @@
 // One diagnosis's lanes: the rows, the part of time that is in view, and their drawing.
 
-const GUTTER = 132;
 const AXIS = 30;
 const LEAST_VIEW_NS = 20;
 
@@ -29,6 +28,7 @@ class Figure {
     this.rows = this.layOut();
     this.begin = 0;
     this.end = this.span;
+    this.width = this.canvas.clientWidth;
     this.svg = svgElement("svg", {});
     this.canvas.append(this.svg);
   }
@@ -48,19 +48,30 @@ class Figure {
     const height = this.lanes.length > 12 ? 18 : this.lanes.length > 5 ? 26 : 36;
     this.lanes.forEach((lane, index) => {
       const label = devices.size > 1 ? `GPU ${lane.device} stream ${lane.stream}` : `stream ${lane.stream}`;
-      add({ kind: "lane", index, label }, height, 5);
+      add({ kind: "lane", index, label, side: this.sideOf(lane) }, height, 5);
     });
     this.height = top + 4;
     return rows;
   }
 
+  // The name of the side that a lane is on, where it is on one only.
+  sideOf(lane) {
+    const side = lane.size ? lane.side[0] : 0;
+    return side && lane.side.every((other) => other === side) ? this.sides[side - 1] : "";
+  }
+
+  // The room for the rows' names.
+  get gutter() {
+    return this.width < 800 ? 128 : 176;
+  }
+
   get scale() {
-    const width = Math.max(Math.floor(this.width - GUTTER - 8), 50);
+    const width = Math.max(Math.floor(this.width - this.gutter - 8), 50);
     return { begin: this.begin, end: this.end, width, perNs: width / (this.end - this.begin) };
   }
 
   timeAt(x) {
-    return this.begin + (x - GUTTER) / this.scale.perNs;
+    return this.begin + (x - this.gutter) / this.scale.perNs;
   }
 
   show(begin, end) {
@@ -106,7 +117,7 @@ class Figure {
     const scale = this.scale;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     const clip = `${this.id}-clip`;
-    const time = svgElement("g", { transform: `translate(${GUTTER} 0)`, "clip-path": `url(#${clip})` });
+    const time = svgElement("g", { transform: `translate(${this.gutter} 0)`, "clip-path": `url(#${clip})` });
     const labels = svgElement("g", {});
     this.svg.replaceChildren(this.patterns(clip, scale), labels, time);
     this.drawAxis(time, scale);
@@ -164,14 +175,17 @@ class Figure {
     const chosen = row.index === this.chosenLane ? " chosen" : "";
     const back = { class: `lane${chosen}`, x: 0, y: row.top, width: scale.width, height: row.height };
     time.append(svgElement("rect", back));
-    labels.append(label(row.label, row));
+    if (row.side && row.side !== row.label && row.height >= 24) {
+      const middle = row.top + row.height / 2;
+      labels.append(label(row.label, row, this.gutter, -2), svgElement("text", { class: "sublabel", x: 8, y: middle + 11 }, row.side));
+    } else labels.append(label(row.label, row, this.gutter));
   }
 
   drawMoments(row, labels, time, scale) {
     if (row.kind === "both") {
       const [path] = momentsPaths([this.both], scale, row.top, row.height);
       time.append(svgElement("path", { class: "both-ran", d: path }));
-      labels.append(label(row.label, row));
+      labels.append(label(row.label, row, this.gutter));
       return;
     }
     const state = this.selected < 0 ? "" : this.selected === row.index ? " selected" : " dimmed";
@@ -185,7 +199,7 @@ class Figure {
     group.append(charges);
     time.append(group);
     const name = svgElement("g", { class: `cause-row${state}` });
-    name.append(label(row.label, row));
+    name.append(label(row.label, row, this.gutter));
     labels.append(name);
   }
 
@@ -214,21 +228,20 @@ class Figure {
   }
 
   drawOverview(scale) {
-    const at = { x: GUTTER, y: 3, width: scale.width, height: 6, rx: 3, class: "overview" };
+    const at = { x: this.gutter, y: 3, width: scale.width, height: 6, rx: 3, class: "overview" };
     const view = {
       ...at,
       class: "overview-view",
-      x: GUTTER + (this.begin / this.span) * scale.width,
+      x: this.gutter + (this.begin / this.span) * scale.width,
       width: Math.max(((this.end - this.begin) / this.span) * scale.width, 3),
     };
     this.svg.append(svgElement("rect", at), svgElement("rect", view));
   }
 }
 
-function label(text, row) {
-  const most = 20;
-  const shown = text.length > most ? `${text.slice(0, most - 1)}…` : text;
-  const element = svgElement("text", { class: "label", x: 8, y: row.top + row.height / 2 + 4 }, shown);
+function label(text, row, gutter, y = 4) {
+  const shown = fitText(text, gutter - 14, `bold 11px ${FONTS}`);
+  const element = svgElement("text", { class: "label", x: 8, y: row.top + row.height / 2 + y }, shown);
   if (shown !== text) element.append(svgElement("title", {}, text));
   return element;
 }

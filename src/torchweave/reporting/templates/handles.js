@@ -88,7 +88,7 @@ class Handles {
   click({ x, y }) {
     const { figure } = this;
     if (y < 12) {
-      const middle = ((x - GUTTER) / figure.scale.width) * figure.span;
+      const middle = ((x - figure.gutter) / figure.scale.width) * figure.span;
       const half = (figure.end - figure.begin) / 2;
       figure.show(middle - half, middle + half);
       return;
@@ -98,12 +98,12 @@ class Handles {
     if (row.kind === "cause") this.onCause(row.index);
     if (row.kind !== "lane") return;
     const lane = figure.lanes[row.index];
-    this.choose(row.index, x < GUTTER ? -1 : rowAt(lane, figure.timeAt(x), 2 / figure.scale.perNs));
+    this.choose(row.index, x < figure.gutter ? -1 : rowAt(lane, figure.timeAt(x), 2 / figure.scale.perNs));
   }
 
   hover(x, y, event) {
     const row = this.rowAt(y);
-    const parts = row && x >= GUTTER ? this.describe(row, x) : null;
+    const parts = row && x >= this.figure.gutter ? this.describe(row, x) : null;
     this.tip.hidden = !parts;
     if (!parts) return;
     this.tip.replaceChildren(...parts);

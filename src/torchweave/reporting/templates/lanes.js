@@ -4,7 +4,20 @@ const SVG = "http://www.w3.org/2000/svg";
 // An operation at least this wide is drawn by itself; narrower ones are added up, pixel by pixel.
 const OWN_SHAPE_PX = 2;
 const LABEL_PX = 34;
-const LETTER_PX = 6.4;
+const FONTS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const LABEL_FONT = `10.5px ${FONTS}`;
+
+const measuring = document.createElement("canvas").getContext("2d");
+
+// As much of a text as there is room for, by this machine's fonts; nothing where that would say nothing.
+function fitText(text, room, font) {
+  measuring.font = font;
+  const width = measuring.measureText(text).width;
+  if (width <= room) return text;
+  let letters = Math.floor((text.length * room) / width);
+  while (letters > 2 && measuring.measureText(`${text.slice(0, letters)}…`).width > room) letters--;
+  return letters > 2 ? `${text.slice(0, letters)}…` : "";
+}
 
 function svgElement(name, attributes, text) {
   const element = document.createElementNS(SVG, name);
@@ -89,12 +102,10 @@ function drawLane(lane, names, row, scale, fills) {
     if (path) group.append(svgElement("path", { d: path, ...fills[side] }));
   });
   for (const op of wide) {
-    const room = Math.floor((op.right - op.left - 8) / LETTER_PX);
-    if (op.right - op.left < LABEL_PX || room < 3) continue;
-    const name = shortName(names[lane.name[op.row]]);
-    const text = name.length > room ? `${name.slice(0, room - 1)}…` : name;
+    if (op.right - op.left < LABEL_PX) continue;
+    const text = fitText(shortName(names[lane.name[op.row]]), op.right - op.left - 8, LABEL_FONT);
     const place = { x: round(op.left + 4), y: row.top + row.height / 2 + 4, class: `op-label op-label${op.side}` };
-    group.append(svgElement("text", place, text));
+    if (text) group.append(svgElement("text", place, text));
   }
   return group;
 }
