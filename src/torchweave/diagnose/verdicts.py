@@ -16,6 +16,7 @@ from torchweave.diagnose.overlap import communication_numbers, numbers, stream_n
 from torchweave.diagnose.peers import estimate_late
 from torchweave.diagnose.pending import Pending, read_pending
 from torchweave.diagnose.places import places
+from torchweave.diagnose.scale import lost_cost
 from torchweave.diagnose.sides import Sides, choose_sides
 from torchweave.diagnose.window import Window, look_at
 from torchweave.intervals import union
@@ -54,7 +55,7 @@ def diagnose(
     if word in ("partial", "serial"):
         known = late_until is not None and len(late_until) == len(window.work)
         late = late_until if known and late_until is not None else estimate_late(window)
-        causes = _causes(window, sides, found, blame(window, sides, late))
+        causes = _causes(window, sides, blame(window, sides, late))
         if not causes:
             # one side had nothing left to come whenever the other ran
             word = "nothing_to_overlap"
@@ -97,13 +98,13 @@ def _title(name: str) -> str:
     return f"{kind} {value}" if value else kind
 
 
-def _causes(window: Window, sides: Sides, found: Numbers, all_charges: Charges) -> tuple[CauseFound, ...]:
+def _causes(window: Window, sides: Sides, all_charges: Charges) -> tuple[CauseFound, ...]:
     """Gather charges by cause; the lost ones are scaled so that they add up to what was lost."""
     time = (all_charges.end - all_charges.begin) / 1e6
-    raw = time[all_charges.lost].sum()
-    if raw <= 0:
+    if not all_charges.lost.any():
         return ()
-    cost = np.where(all_charges.lost, time * (found.lost_ms / raw), time)
+    cost = time.copy()
+    cost[all_charges.lost] = lost_cost(window, sides, all_charges.take(all_charges.lost)) / 1e6
     pending = read_pending(window)
     result = []
     for code in np.unique(all_charges.cause).tolist():

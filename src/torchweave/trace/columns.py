@@ -78,18 +78,14 @@ class Columns:
     def add(self, events: Sequence[Event]) -> None:
         """Add the events of one piece."""
         buckets: dict[int, list[Event]] = {kind: [] for kind in range(7)}
-        kinds = dict.fromkeys(CATEGORIES, 0) | CATEGORIES
+        kinds = dict(CATEGORIES)
         self.num_rows += len(events)
-        for event in events:
-            if event.ph == "X":
-                category = event.cat
-                kind = kinds.get(category) if type(category) is str else None
-                if kind is None:
-                    kind = kinds.get(str(category).lower(), -1)
-                    if type(category) is str:
-                        kinds[category] = kind
-                if kind >= 0:
-                    buckets[kind].append(event)
+        for category, event in zip(_texts([event.cat for event in events]), events, strict=True):
+            kind = kinds.get(category)
+            if kind is None:
+                kind = kinds[category] = kinds.get(category.lower(), -1)
+            if kind >= 0 and event.ph == "X":
+                buckets[kind].append(event)
         for kind, rows in buckets.items():
             if rows:
                 self._add(kind, rows)
@@ -128,18 +124,30 @@ class Columns:
         return begin, begin + np.rint(length_us * 1e3).astype(np.int64), good
 
     def _names(self, rows: list[Event]) -> Column:
-        names = [row.name for row in rows]
-        try:
-            return np.array(self.names.of(names), dtype=np.int64)
-        except TypeError:
-            return np.array(self.names.of(map(str, names)), dtype=np.int64)
+        return np.array(self.names.of(_texts([row.name for row in rows])), dtype=np.int64)
 
     def thread_codes(self, rows: list[Event]) -> Column:
         """Return the codes of the threads of host rows."""
+        processes, threads = [row.pid for row in rows], [row.tid for row in rows]
         try:
-            return np.array(self.threads.of([(row.pid, row.tid) for row in rows]), dtype=np.int64)
-        except TypeError:
-            return np.array(self.threads.of([(str(row.pid), str(row.tid)) for row in rows]), dtype=np.int64)
+            pairs = np.array([processes, threads])
+        except (TypeError, ValueError, OverflowError):
+            pairs = np.array(0.0)
+        if pairs.dtype.kind != "i":
+            texts = zip(map(str, processes), map(str, threads), strict=True)
+            return np.array(self.threads.of(texts), dtype=np.int64)
+        # few threads, many rows: code the runs between changes of thread
+        changes = np.flatnonzero(np.concatenate(([True], (pairs[:, 1:] != pairs[:, :-1]).any(axis=0))))
+        keys = [(str(process), str(thread)) for process, thread in pairs[:, changes].T.tolist()]
+        runs = np.diff(np.append(changes, len(rows)))
+        return np.repeat(np.array(self.threads.of(keys), dtype=np.int64), runs)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """Return values as texts; nearly always they all are."""
+    if set(map(type, values)) <= {str}:
+        return values
+    return [value if type(value) is str else str(value) for value in values]
 
 
 def floats(values: list[Any]) -> npt.NDArray[np.float64]:
@@ -177,7 +185,17 @@ def _int(value: Any, default: int) -> int:
 
 
 def _product(value: Any) -> int:
-    """Return how many blocks or threads `[x, y, z]` is."""
+    """Return how many blocks or threads `[x, y, z]` is, -1 where that is not recorded."""
+    if value is None:
+        return -1
+    product = 1
+    try:
+        x, y, z = value
+        product = x * y * z
+    except (TypeError, ValueError):
+        product = 0
+    if type(product) is int and 0 < product < 2**62:
+        return product
     if not isinstance(value, list) or not value:
         return -1
     product = 1
@@ -191,15 +209,6 @@ def _or(first: Any, second: Any) -> Any:
 
 
 def _work(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]:
-    shapes: dict[str, int] = {}
-
-    def product(value: Any) -> int:
-        # a trace has few distinct grids: remember them
-        key = repr(value)
-        if key not in shapes:
-            shapes[key] = _product(value)
-        return shapes[key]
-
     kinds = {row.cat: _kind(str(row.cat)) for row in rows}
     large = [max(a, b) for a, b in zip(_each(args, "elements_in"), _each(args, "elements_out"), strict=True)]
     return {
@@ -209,8 +218,8 @@ def _work(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]
         "correlation": ints([arg.correlation for arg in args]),
         "external": ints([arg.external for arg in args]),
         "num_bytes": ints([arg.num_bytes for arg in args]),
-        "blocks": np.array([-1 if a.grid is None else product(a.grid) for a in args], dtype=np.int64),
-        "threads": np.array([-1 if a.block is None else product(a.block) for a in args], dtype=np.int64),
+        "blocks": np.array([_product(arg.grid) for arg in args], dtype=np.int64),
+        "threads": np.array([_product(arg.block) for arg in args], dtype=np.int64),
         "registers": ints([arg.registers for arg in args]),
         "shared_bytes": ints([arg.shared for arg in args]),
         "collective": _optional_names([arg.collective for arg in args], to.names),

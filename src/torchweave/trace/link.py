@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from torchweave.trace.timeline import Flags, Ints
@@ -29,20 +31,24 @@ def nest(begin: Ints, end: Ints, thread: Ints) -> Ints:
         end: Ends.
         thread: Codes of threads.
     """
-    parent = np.full(len(begin), -1, dtype=np.int64)
-    stack: list[int] = []
-    current, begins, ends = -1, begin.tolist(), end.tolist()
-    result = parent.tolist()
-    for row, code in enumerate(thread.tolist()):
-        if code != current:
-            current, stack = code, []
-        start = begins[row]
-        while stack and ends[stack[-1]] <= start:
-            stack.pop()
-        if stack:
-            result[row] = stack[-1]
-        stack.append(row)
-    return np.array(result, dtype=np.int64)
+    size = len(begin)
+    parent = np.full(size, -1, dtype=np.int64)
+    if size == 0:
+        return parent
+    # an interval's depth is how many began before it and have not ended; one without length does not end itself
+    ends = np.maximum(end, begin + 1)
+    low, stride = int(begin.min()), int(ends.max()) - int(begin.min()) + 1
+    opened, closed = _keys(thread, begin - low, stride), np.sort(_keys(thread, ends - low, stride))
+    depth = np.arange(size) - np.searchsorted(closed, opened, side="right")
+    # its parent is the last one before it that is one less deep: go level by level
+    order = np.argsort(depth, kind="stable")
+    levels = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+    for above, rows in pairwise(levels):
+        parent[rows] = above[np.maximum(np.searchsorted(above, rows) - 1, 0)]
+    # rows that overlap without nesting, as damaged traces hold them, have no parent
+    row = np.maximum(parent, 0)
+    holds = (parent >= 0) & (thread[row] == thread) & (begin[row] <= begin) & (ends[row] > begin)
+    return np.where(holds, parent, -1)
 
 
 def innermost(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, parent: Ints) -> Ints:

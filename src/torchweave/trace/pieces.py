@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from torchweave.errors import UnreadableInputError
 
-PIECE_BYTES = 1 << 24
-_READ_BYTES = 1 << 22
+PIECE_BYTES = 1 << 22
+_READ_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 
 # Between two events. Inside a JSON string its quotes would be escaped, so it can only match between two objects.
