@@ -96,17 +96,27 @@ def _meta(kind: str, process: int, thread: int, **args: Any) -> str:
 
 
 def _us(ns: int) -> str:
-    """Return ns as us, exactly: a float would round times far from zero."""
+    """Return ns as us, exactly."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
 def _slice(name: str, begin: int, end: int, process: int, thread: int, args: str) -> str:
-    """Return one slice; name and args are JSON already."""
+    """Return one slice; name and args are JSON already.
+
+    Perfetto reads times as doubles, which are coarse on a clock that counts from 1970, and drops a slice that
+    overlaps another of its track. The length is therefore taken between the two times as it reads them: what
+    touched, touches.
+    """
+    length = _as_read(end) - _as_read(begin)
     return (
         f'{{"ph": "X", "cat": "torchweave", "name": {name}, "pid": {process}, "tid": {thread}, '
-        f'"ts": {_us(begin)}, "dur": {_us(end - begin)}, "args": {args}}}'
+        f'"ts": {_us(begin)}, "dur": {_us(length)}, "args": {args}}}'
     )
+
+
+def _as_read(ns: int) -> int:
+    return round(float(_us(ns)) * 1000)
 
 
 def _slices(times: Intervals, name: str, args: str, thread: int, shift_ns: int) -> Iterator[str]:
