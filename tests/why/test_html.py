@@ -232,6 +232,16 @@ def test_scaled_moments_are_told():
     assert "together" not in Page(render_html([replace(diagnosis(), causes=(exact,))])).text
 
 
+def test_what_mending_could_bring_counts_only_what_can_be_mended():
+    found = diagnosis()
+    text = Page(render_html([found])).text
+    lost, idle = format_ms(found.causes[0].lost_ms), format_ms(found.causes[0].idle_ms)
+    assert f"could bring back: {lost} of" in text
+    assert f"and {idle} of" in text
+    nothing = replace(found, causes=found.causes[1:])
+    assert "None of these causes" in Page(render_html([nothing])).text
+
+
 def test_the_embedded_columns_are_the_lanes_and_the_moments():
     found = diagnosis()
     data = json.loads(safe_json(section_data(found)))

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchweave.diagnose.causes import CODE, cause
 from torchweave.diagnose.model import NO_SIDE, CauseFound, Diagnosis, Numbers, Where
+from torchweave.diagnose.overlap import OVERLAPPED_SHARE
 from torchweave.errors import UsageError
 from torchweave.intervals import length
 from torchweave.reporting.embed import safe_json, section_data
@@ -76,6 +78,7 @@ def render_html(diagnoses: Sequence[Diagnosis], differences: Sequence[str] = ())
     return environment.get_template("report.html.j2").render(
         sections=[_section(row, diagnosis) for row, diagnosis in enumerate(diagnoses)],
         differences=differences,
+        overlapped_share=OVERLAPPED_SHARE,
         style=Markup(_source(environment, "report.css")),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_digest=digest,
@@ -148,6 +151,7 @@ def _section(row: int, diagnosis: Diagnosis) -> dict[str, Any]:
         "sides": side_titles(diagnosis),
         "has_neither": any((lane.side == NO_SIDE).any() for lane in diagnosis.lanes),
         "bars": _bars(diagnosis),
+        "mendable": _mendable(diagnosis),
         "causes": [_cause(number, found) for number, found in enumerate(diagnosis.causes, 1)],
         "data": Markup(safe_json(section_data(diagnosis))),  # noqa: S704
     }
@@ -157,6 +161,7 @@ def _cause(number: int, found: CauseFound) -> dict[str, Any]:
     return {
         "number": number,
         "found": found,
+        "line": cause(found.cause).line if found.cause in CODE else "",
         "where": _where(found.where),
         "places": [
             {"text": "; ".join(f"{term} {text}" for term, text in _where(place.where)), "place": place}
@@ -176,7 +181,21 @@ def _scaled(found: CauseFound) -> str:
         return ""
     return (
         f"Its moments in the lanes, in which one side ran alone, last {format_ms(raw_ms)} ms together. They count as "
-        f"{format_ms(found.lost_ms)} ms, because all causes' moments are scaled to the overlap that was lost."
+        f"{format_ms(found.lost_ms)} ms: two stretches that could have run together lose that overlap once."
+    )
+
+
+def _mendable(diagnosis: Diagnosis) -> str:
+    """Say what mending could bring at most."""
+    if not diagnosis.causes:
+        return ""
+    lost = sum(found.lost_ms for found in diagnosis.causes if found.recoverable)
+    idle = sum(found.idle_ms for found in diagnosis.causes if found.recoverable)
+    if lost + idle <= 0:
+        return "None of these causes is one that the program can mend."
+    return (
+        f"The most that mending could bring back: {format_ms(lost)} of {format_ms(diagnosis.numbers.lost_ms)} ms of "
+        f"lost overlap, and {format_ms(idle)} of {format_ms(diagnosis.numbers.idle_ms)} ms of idle time."
     )
 
 

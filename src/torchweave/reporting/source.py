@@ -11,8 +11,8 @@ from pathlib import Path
 from torchweave.errors import UnreadableInputError
 from torchweave.trace.parse import is_bare_list
 from torchweave.trace.pieces import BOUNDARY, Piece, open_trace, pieces
+from torchweave.trace.read import SQLITE_MAGIC
 
-_SQLITE = b"SQLite format 3\0"
 # Inside a JSON string their quotes would be escaped, so they can only be keys.
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'(?<!\\)"baseTimeNanoseconds"\s*:\s*"?(-?\d+)')
@@ -38,7 +38,7 @@ class Source:
             UnreadableInputError: The file cannot be read.
         """
         with open_trace(path) as file:
-            if file.read(len(_SQLITE)) == _SQLITE:
+            if file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:
                 return None
         # the metadata lie before the events or behind them
         for piece in pieces(path):
