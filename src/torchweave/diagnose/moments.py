@@ -52,9 +52,7 @@ def lost_moments(window: Window, sides: Sides) -> Moments:
 def idle_moments(window: Window) -> Moments:
     """Return the moments in which nothing ran on any stream; the next operation of all is what waits."""
     begin, end, pending = _gaps(window, np.ones(len(window.work), dtype=np.bool_))
-    # the time before the first operation is outside the span
-    keep = begin > window.begin
-    return Moments(begin[keep], end[keep], pending[keep], np.zeros(int(keep.sum()), dtype=np.int64))
+    return Moments(begin, end, pending, np.zeros(len(begin), dtype=np.int64))
 
 
 def _gaps(window: Window, mask: Flags) -> tuple[Ints, Ints, Ints]:

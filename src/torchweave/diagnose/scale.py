@@ -38,9 +38,11 @@ def lost_cost(window: Window, sides: Sides, found: Charges) -> npt.NDArray[np.fl
     loss = np.bincount(of_lost, weights=(lost[:, 1] - lost[:, 0]).astype(np.float64), minlength=size)
     share = np.divide(loss, charged, out=np.zeros(size), where=charged > 0)
     cost: npt.NDArray[np.float64] = time * share[turn]
-    total = cost.sum()
+    if cost.sum() <= 0:
+        cost = time
     # turns in which nothing could be charged leave their loss to all others
-    return cost * (length(lost) / total) if total > 0 else time * (length(lost) / time.sum())
+    cost *= length(lost) / cost.sum()
+    return cost
 
 
 def _turns(lost: Intervals, rest: Intervals) -> Ints:
@@ -54,4 +56,4 @@ def _turns(lost: Intervals, rest: Intervals) -> Ints:
 
 
 def _turn_of(borders: Ints, intervals: Intervals) -> Ints:
-    return np.searchsorted(borders, intervals[:, 0], side="right").astype(np.int64)
+    return np.asarray(np.searchsorted(borders, intervals[:, 0], side="right"), dtype=np.int64)

@@ -69,14 +69,17 @@ def look_at(
         raise UsageError("A window has to hold work", given=f"nothing ran in it; the trace has {length_ms:.3f} ms")
     kept = take(work, keep)
     kept = replace(kept, begin=np.maximum(kept.begin, begin), end=np.minimum(kept.end, end))
+    # operations without length, as old traces round them, neither begin nor end a span
+    shown = kept.end > kept.begin
+    shown = shown if shown.any() else np.ones(len(kept), dtype=np.bool_)
     pairs, lane = np.unique(np.column_stack((kept.device, kept.stream)), axis=0, return_inverse=True)
     return Window(
         timeline=timeline,
         work=kept,
         lane=lane.reshape(-1).astype(np.int64),
         lanes=tuple((int(device), int(stream)) for device, stream in pairs),
-        begin=int(kept.begin.min()),
-        end=int(kept.end.max()),
+        begin=int(kept.begin[shown].min()),
+        end=int(kept.end[shown].max()),
     )
 
 

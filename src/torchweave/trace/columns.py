@@ -133,7 +133,7 @@ class Columns:
             pairs = np.array([processes, threads])
         except (TypeError, ValueError, OverflowError):
             pairs = np.array(0.0)
-        if pairs.dtype.kind != "i":
+        if pairs.dtype.kind != "i" or pairs.ndim != 2:
             texts = zip(map(str, processes), map(str, threads), strict=True)
             return np.array(self.threads.of(texts), dtype=np.int64)
         # few threads, many rows: code the runs between changes of thread
@@ -153,16 +153,20 @@ def _texts(values: list[Any]) -> list[str]:
 def floats(values: list[Any]) -> npt.NDArray[np.float64]:
     """Return numbers as float64; what is none becomes NaN."""
     try:
-        return np.array(values, dtype=np.float64)
+        array = np.array(values, dtype=np.float64)
+        # lists of one length would make a table
+        if array.ndim == 1:
+            return array
     except (TypeError, ValueError, OverflowError):
-        return np.array([_float(value) for value in values], dtype=np.float64)
+        pass
+    return np.array([_float(value) for value in values], dtype=np.float64)
 
 
 def ints(values: list[Any], default: int = -1) -> npt.NDArray[np.int64]:
     """Return numbers as int64; what is none becomes `default`."""
     try:
         array = np.array(values)
-        if array.dtype.kind == "i":
+        if array.dtype.kind == "i" and array.ndim == 1:
             return array.astype(np.int64)
     except (TypeError, ValueError, OverflowError):
         pass
