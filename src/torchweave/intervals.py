@@ -49,6 +49,35 @@ def difference(a: Intervals, b: Intervals) -> Intervals:
     return _sweep(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
+def complement(intervals: Intervals, begin: int, end: int) -> Intervals:
+    """Return the times between `begin` and `end` that lie in no interval of the set."""
+    return difference(union([(begin, end)]), intervals)
+
+
+def overlaps(
+    begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], other: Intervals
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Intervals]:
+    """Return every overlap of any intervals with a set.
+
+    Args:
+        begin: Begins of any intervals, in any order, ns.
+        end: Their ends.
+        other: A set.
+
+    Returns:
+        For each overlap: the row of the interval, the row in the set, and the overlap itself (shape (n, 2)); by
+        row of the interval, then by time.
+    """
+    low = np.searchsorted(other[:, 1], begin, side="right")
+    high = np.searchsorted(other[:, 0], end, side="left")
+    count = np.where(end > begin, np.maximum(high - low, 0), 0)
+    mine = np.repeat(np.arange(len(begin), dtype=np.int64), count)
+    first = np.cumsum(count) - count
+    theirs = (np.arange(len(mine), dtype=np.int64) - first[mine] + low[mine]).astype(np.int64)
+    both = np.column_stack((np.maximum(begin[mine], other[theirs, 0]), np.minimum(end[mine], other[theirs, 1])))
+    return mine, theirs, both
+
+
 def length(intervals: Intervals) -> int:
     """Return the total length in ns."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())

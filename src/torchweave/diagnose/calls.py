@@ -1,0 +1,118 @@
+"""What each runtime call did to the host: waited, copied, allocated, or blocked in a launch. One cause a call."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from torchweave.diagnose.causes import CODE
+from torchweave.trace.timeline import COPY, KERNEL, Calls, Flags, Ints, Ops, Timeline
+
+NO_CAUSE = -1
+
+_SYNC = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^cu(?:Ctx|Stream|Event)Synchronize")
+_COPY = re.compile(r"^(?:cuda|hip)Memcpy|^cuMemcpy")
+_BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD)?(?:_ptds|_v\d+)?$")
+_DEVICE_ALLOC = re.compile(
+    r"^(?:cuda|hip)(?:Malloc|Free)(?:Pitch|3D|Array|Managed)?(?:_v\d+)?$|^cuMem(?:Alloc|Free)(?!Host|Async)|"
+    r"^(?:cu|hip)Mem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)"
+)
+_PINNED_ALLOC = re.compile(
+    r"^(?:cuda|hip)(?:HostAlloc|MallocHost|FreeHost|HostRegister|HostUnregister|HostMalloc|HostFree)|"
+    r"^cuMem(?:HostAlloc|AllocHost|FreeHost|HostRegister|HostUnregister)"
+)
+WAIT_EVENT = re.compile(r"^(?:cuda|hip|cu)StreamWaitEvent")
+_COPY_OP = re.compile(r"^aten::(?:copy_|_copy_from)|^Memcpy")
+
+# A kernel this long cannot end inside its own launch call unless the call waits for it.
+_LONG_KERNEL_NS = 20_000
+_CLOCK_NS = 1_000
+
+
+def names_matching(timeline: Timeline, pattern: re.Pattern[str]) -> Flags:
+    """Return, for each name of the trace, whether a pattern matches it."""
+    return np.array([pattern.search(name) is not None for name in timeline.names] or [False])
+
+
+def causes_of_calls(timeline: Timeline) -> Ints:
+    """Return, for each call, the code of the cause that its time is charged to, NO_CAUSE for ordinary ones."""
+    calls = timeline.calls
+    result = np.full(len(calls), NO_CAUSE, dtype=np.int64)
+    if len(calls) == 0:
+        return result
+    result[names_matching(timeline, _DEVICE_ALLOC)[calls.name]] = CODE["device_alloc"]
+    result[names_matching(timeline, _PINNED_ALLOC)[calls.name]] = CODE["pinned_alloc"]
+    result[_launches_that_wait(timeline)] = CODE["launch_blocking"]
+    sync = names_matching(timeline, _SYNC)[calls.name]
+    _charge_copies(timeline, sync, result)
+    _charge_syncs(timeline, np.flatnonzero(sync), result)
+    return result
+
+
+def _charge_syncs(timeline: Timeline, rows: Ints, result: Ints) -> None:
+    """A synchronization is its operator's: a copy's, a reading one's, or nobody's."""
+    calls, ops = timeline.calls, timeline.ops
+    in_copy = names_matching(timeline, _COPY_OP)
+    reading = np.array([_is_operator(name) for name in timeline.names] or [False])
+    op = calls.op[rows]
+    innermost = ops.name[np.maximum(op, 0)] if len(ops) else np.zeros(len(op), dtype=np.int64)
+    inside = op >= 0
+    result[rows] = CODE["explicit_sync"]
+    result[rows[inside & reading[innermost]]] = CODE["host_sync"]
+    result[rows[inside & in_copy[innermost]]] = CODE["blocking_copy"]
+
+
+def _is_operator(name: str) -> bool:
+    """Return whether a name is an operator's that computes: not a collective's, not autograd's frame around one."""
+    return "::" in name and not name.startswith(("autograd::", "c10d::", "torch::autograd", "nccl:"))
+
+
+def _charge_copies(timeline: Timeline, sync: Flags, result: Ints) -> None:
+    """A copy that holds the host: blocking where it waits for its end, pageable where the staging holds it."""
+    calls, work = timeline.calls, timeline.work
+    is_copy = names_matching(timeline, _COPY)[calls.name]
+    result[names_matching(timeline, _BLOCKING_COPY)[calls.name]] = CODE["blocking_copy"]
+    joined = np.flatnonzero((work.call >= 0) & (work.kind == COPY) & work.pageable)
+    rows = np.unique(work.call[joined])
+    rows = rows[is_copy[rows]]
+    result[rows] = CODE["pageable_copy"]
+    follower = _next_on_thread(calls)
+    after = follower[rows]
+    same_op = (after >= 0) & (calls.op[np.maximum(after, 0)] == calls.op[rows]) & (calls.op[rows] >= 0)
+    result[rows[same_op & sync[np.maximum(after, 0)]]] = CODE["blocking_copy"]
+
+
+def _next_on_thread(calls: Calls) -> Ints:
+    """Return the next call on each call's thread, -1 for the last."""
+    order = np.lexsort((calls.begin, calls.thread))
+    result = np.full(len(calls), -1, dtype=np.int64)
+    same = calls.thread[order[1:]] == calls.thread[order[:-1]]
+    result[order[:-1][same]] = order[1:][same]
+    return result
+
+
+def _launches_that_wait(timeline: Timeline) -> Ints:
+    """Return the launch calls that last until their kernel ends, as under CUDA_LAUNCH_BLOCKING=1."""
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero((work.call >= 0) & (work.kind == KERNEL))
+    call = work.call[rows]
+    waits = calls.end[call] >= work.end[rows] - _CLOCK_NS
+    long = work.end[rows] - work.begin[rows] >= _LONG_KERNEL_NS
+    proven = waits & long
+    # short kernels prove nothing alone; where nearly all long ones are waited for, so are they
+    if proven.sum() >= 0.8 * max(int(long.sum()), 1) and proven.any():
+        return np.unique(call[waits])
+    return np.unique(call[proven])
+
+
+def outer_operator(timeline: Timeline, op: int) -> str | None:
+    """Return the name of the outermost operator around one, autograd's own frame left out."""
+    ops: Ops = timeline.ops
+    best = None
+    while op >= 0:
+        name = timeline.names[ops.name[op]]
+        if not name.startswith("autograd::engine") or best is None:
+            best = name
+        op = int(ops.parent[op])
+    return best

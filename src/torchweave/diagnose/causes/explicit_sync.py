@@ -1,0 +1,33 @@
+"""`synchronize()` on a device, a stream or an event.
+
+The host waits until the device, a stream or an event is done, and launches nothing meanwhile.
+
+**Evidence needed.** A synchronizing call outside all operators. Only the part in which work was lost or the
+device idle is charged.
+
+**Mend.** Let one stream wait for the other on the device instead.
+
+**Not proof of it.** A synchronize at the end of the window: nothing comes after it, and nothing is charged.
+
+**Source.** CUDA runtime documentation, "API synchronization behavior"; PyTorch notes, "CUDA semantics,
+asynchronous execution".
+"""
+
+from __future__ import annotations
+
+from torchweave.diagnose.causes import Facts
+
+RECOVERABLE = True
+SEEN_IN = "trace"
+MEND = """\
+side.wait_stream(torch.cuda.current_stream())   # or event.wait(): the host goes on
+# for timing: torch.cuda.Event(enable_timing=True), and one synchronize at the end
+"""
+
+
+def evidence(facts: Facts) -> str:
+    """Say why, in numbers of this trace."""
+    return (
+        f"{facts.count} moments: the host stood in {facts.call}, {facts.median_us:.0f} us each at the median, "
+        "and launched nothing."
+    )

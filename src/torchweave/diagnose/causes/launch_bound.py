@@ -1,0 +1,38 @@
+"""Kernels are shorter than the host takes to launch them.
+
+An operator costs the host tens of microseconds. Where its kernel is shorter, the queue is always empty, nothing
+can overlap, and the device idles between kernels.
+
+**Evidence needed.** Time in which the launching thread was in operators, launch calls or short Python between
+them, while the queue of the running side was nearly empty or nothing ran.
+
+**Mend.** Fewer and larger operations: fuse, batch, capture a CUDA graph, or compile.
+
+**Not proof of it.** A slow launch call: with about 1,000 operations outstanding it blocks because the device is
+well fed (`launch_queue_full`).
+
+**Source.** Measured on the project's own traces; CUDA Programming Guide, "CUDA Graphs".
+"""
+
+from __future__ import annotations
+
+from torchweave.diagnose.causes import Facts
+
+RECOVERABLE = True
+SEEN_IN = "trace"
+MEND = """\
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):     # capture both streams, forked and joined inside
+    step()
+graph.replay()
+# or: step = torch.compile(step, mode="reduce-overhead")
+"""
+
+
+def evidence(facts: Facts) -> str:
+    """Say why, in numbers of this trace."""
+    return (
+        f"Kernels of {facts.get('kernel_us', 0):.1f} us at the median, launches "
+        f"{facts.get('interval_us', 0):.1f} us apart, started {facts.get('lead_us', 0):.1f} us after their "
+        f"launch calls: the queues were empty {facts.count} times."
+    )

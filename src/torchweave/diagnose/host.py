@@ -1,0 +1,281 @@
+"""What the launching threads did, as one line of labelled times for each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchweave.diagnose.calls import NO_CAUSE, causes_of_calls, names_matching
+from torchweave.diagnose.causes import CODE
+from torchweave.diagnose.window import Window
+from torchweave.intervals import EMPTY, Intervals, complement, intersection, length, overlaps, union
+from torchweave.trace.timeline import Flags, Ints, Timeline
+
+# The label of times in which a thread was simply launching, or its partner was: what they mean depends on the
+# queue of the running side.
+ISSUING = -1
+
+# A gap this long without operator or call is the host doing something else; shorter ones are Python between two.
+LONG_GAP_NS = 1_000_000
+
+# How long after a call's end the last operation may end for the call to have drained the queues.
+_DRAIN_NS = 20_000
+
+_PROFILER = re.compile(r"Activity Buffer|Instrumentation|Resource", re.IGNORECASE)
+_LOADING = re.compile(r"Loading", re.IGNORECASE)
+_BUFFER_FULL = re.compile(r"Command Buffer Full", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One logical thread's time, sorted and without gaps or overlaps inside the window.
+
+    Attributes:
+        begin: Begins, ns.
+        end: Ends, ns.
+        label: Code of the cause that the time is charged to, or ISSUING.
+        call: The call behind it, row of the timeline's calls, or -1.
+        likely: True where the label fits best and is not proven.
+    """
+
+    begin: Ints
+    end: Ints
+    label: Ints
+    call: Ints
+    likely: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The launching threads of a window.
+
+    Attributes:
+        lines: One line a logical thread.
+        thread: For each thread code of the trace, its logical thread.
+        cause_of_call: For each call, the code of its own cause, or NO_CAUSE.
+    """
+
+    lines: dict[int, HostLine]
+    thread: Ints
+    cause_of_call: Ints
+
+
+@dataclass(slots=True)
+class _Layer:
+    """Times with one label each, before they are laid over one another."""
+
+    begin: Ints
+    end: Ints
+    label: Ints
+    call: Ints
+    likely: bool = False
+
+
+def read_host(window: Window) -> Host:
+    """Label the time of every thread that launched work of the window."""
+    timeline = window.timeline
+    calls, ops = timeline.calls, timeline.ops
+    of_call = causes_of_calls(timeline)
+    merged = _logical_threads(timeline)
+    launched = window.work.call[window.work.call >= 0]
+    cover = {int(code): _cover(timeline, merged, int(code)) for code in np.unique(merged[_present(timeline)])}
+    launch_time = {code: _launch_time(timeline, launched, merged, code) for code in cover}
+    lines = {}
+    for code in np.unique(merged[calls.thread[launched]]) if len(launched) else []:
+        mine = int(code)
+        row = merged[calls.thread] == mine
+        op_row = merged[ops.thread] == mine
+        layers = [
+            _overhead(timeline, _PROFILER, CODE["unknown"]),
+            _overhead(timeline, _BUFFER_FULL, CODE["launch_queue_full"]),
+            _labelled(timeline, of_call, row),
+            *_loading(timeline, launched, row, op_row),
+            _after_drain(window, of_call, row, launched),
+            *_gaps(window, cover, launch_time, mine),
+        ]
+        lines[mine] = _lay(layers, window.begin, window.end)
+    return Host(lines, merged, of_call)
+
+
+def _present(timeline: Timeline) -> Ints:
+    return np.unique(np.concatenate((timeline.calls.thread, timeline.ops.thread)))
+
+
+def _lay(layers: list[_Layer], begin: int, end: int) -> HostLine:
+    """Lay labelled times over one another, the first on top, and fill the rest with ISSUING."""
+    free = union([(begin, end)])
+    parts: list[tuple[Intervals, Ints, Ints, Flags]] = []
+    for layer in layers:
+        order = np.argsort(layer.begin, kind="stable")
+        # times of one layer can touch or nest: each begins where all before it have ended
+        reach = np.maximum.accumulate(layer.end[order]) if len(order) else layer.end
+        starts = np.maximum(layer.begin[order], np.concatenate(([begin], reach[:-1]))) if len(order) else layer.begin
+        row, _, pieces = overlaps(starts, layer.end[order], free)
+        source = order[row]
+        likely = np.full(len(row), layer.likely)
+        parts.append((pieces, layer.label[source], layer.call[source], likely))
+        free = intersection(free, complement(union(pieces), begin, end)) if len(pieces) else free
+    rest = np.full(len(free), -1, dtype=np.int64)
+    parts.append((free, np.full(len(free), ISSUING, dtype=np.int64), rest, np.zeros(len(free), dtype=np.bool_)))
+    times = np.concatenate([part[0] for part in parts])
+    order = np.argsort(times[:, 0], kind="stable")
+    label, call, likely = (np.concatenate([part[i] for part in parts])[order] for i in (1, 2, 3))
+    return HostLine(times[order, 0], times[order, 1], label, call, likely)
+
+
+def _layer(times: Intervals, label: int, call: int = -1, *, likely: bool = False) -> _Layer:
+    size = len(times)
+    return _Layer(times[:, 0], times[:, 1], np.full(size, label), np.full(size, call), likely)
+
+
+def _overhead(timeline: Timeline, pattern: re.Pattern[str], label: int) -> _Layer:
+    rows = names_matching(timeline, pattern)[timeline.overhead.name]
+    return _layer(union(np.column_stack((timeline.overhead.begin[rows], timeline.overhead.end[rows]))), label)
+
+
+def _labelled(timeline: Timeline, of_call: Ints, mine: Flags) -> _Layer:
+    rows = np.flatnonzero(mine & (of_call != NO_CAUSE))
+    return _Layer(timeline.calls.begin[rows], timeline.calls.end[rows], of_call[rows], rows)
+
+
+def _after_drain(window: Window, of_call: Ints, mine: Flags, launched: Ints) -> _Layer:
+    """From the end of a call that drained the queues to the end of the next launch: the call's doing too."""
+    calls, work = window.timeline.calls, window.timeline.work
+    rows = np.flatnonzero(mine & (of_call != NO_CAUSE))
+    issued = np.sort(np.where(work.call >= 0, calls.end[work.call], work.begin)) if len(calls) else work.begin
+    # by the clocks, the last operation may end a little after the call that waited for it
+    num_issued = np.searchsorted(issued, calls.end[rows], side="right")
+    num_ended = np.searchsorted(np.sort(work.end), calls.end[rows] + _DRAIN_NS, side="right")
+    rows = rows[num_ended >= num_issued]
+    launches = np.unique(launched[mine[launched]])
+    following = np.searchsorted(calls.begin[launches], calls.end[rows], side="left")
+    known = following < len(launches)
+    rows, following = rows[known], following[known]
+    return _Layer(calls.end[rows], calls.end[launches[following]], of_call[rows], rows)
+
+
+def _loading(timeline: Timeline, launched: Ints, mine: Flags, op_mine: Flags) -> list[_Layer]:
+    """The time of an operator before a kernel's first launch, where a module was loaded in it."""
+    overhead = timeline.overhead
+    loads = overhead.begin[names_matching(timeline, _LOADING)[overhead.name]]
+    if len(loads) == 0:
+        return [_slow_first_launches(timeline, mine)]
+    calls, ops = timeline.calls, timeline.ops
+    top = np.flatnonzero(op_mine & (ops.parent < 0))
+    top = top[np.argsort(ops.begin[top], kind="stable")]
+    inside = _holding(loads, ops.begin[top], ops.end[top])
+    launches = np.unique(launched[mine[launched]])
+    begins, ends = [], []
+    for load, op in zip(loads[inside >= 0].tolist(), top[inside[inside >= 0]].tolist(), strict=True):
+        following = int(np.searchsorted(calls.end[launches], load))
+        end = int(calls.end[launches[following]]) if following < len(launches) else load
+        begins.append(int(ops.begin[op]))
+        # an operator can load and never launch
+        ends.append(min(end, int(ops.end[op])))
+    loose = loads[inside < 0]
+    rows = np.flatnonzero(mine)
+    at = _holding(loose, calls.begin[rows], calls.end[rows])
+    held = rows[at[at >= 0]]
+    layers = [_layer(union(np.column_stack((begins, ends))), CODE["lazy_load"])] if begins else []
+    return [*layers, _layer(union(np.column_stack((calls.begin[held], calls.end[held]))), CODE["lazy_load"])]
+
+
+def _slow_first_launches(timeline: Timeline, mine: Flags) -> _Layer:
+    """Without loading rows: a kernel name's first launch call that takes far longer than launches do."""
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero((work.call >= 0) & (work.kind == 0))
+    if len(rows) == 0:
+        return _layer(EMPTY, CODE["lazy_load"])
+    rows = rows[np.argsort(work.call[rows], kind="stable")]
+    _, first = np.unique(work.name[rows], return_index=True)
+    call = work.call[rows[first]]
+    took = calls.end[call] - calls.begin[call]
+    usual = float(np.median((calls.end - calls.begin)[work.call[rows]]))
+    # the trace's very first launch pays for the recorder's start
+    slow = call[(took > max(500_000, 20 * usual)) & (call != work.call[rows].min()) & mine[call]]
+    waits = work.end[rows[first]] - work.begin[rows[first]] > 0.5 * took
+    slow = np.setdiff1d(slow, call[waits])
+    return _Layer(
+        calls.begin[slow], calls.end[slow], np.full(len(slow), CODE["lazy_load"]), slow.astype(np.int64), likely=True
+    )
+
+
+def _holding(at: Ints, begin: Ints, end: Ints) -> Ints:
+    """Return the row, of sorted intervals, that holds each moment, -1 for none."""
+    if len(begin) == 0:
+        return np.full(len(at), -1, dtype=np.int64)
+    row = np.searchsorted(begin, at, side="right") - 1
+    return np.where((row >= 0) & (at <= end[np.maximum(row, 0)]), row, -1).astype(np.int64)
+
+
+def _gaps(window: Window, cover: dict[int, Intervals], launch_time: dict[int, Intervals], mine: int) -> list[_Layer]:
+    """Long gaps of a thread: the host busy elsewhere, unless another thread launches meanwhile."""
+    gaps = complement(cover[mine], window.begin, window.end)
+    gaps = gaps[gaps[:, 1] - gaps[:, 0] >= LONG_GAP_NS]
+    others = [times for code, times in launch_time.items() if code != mine]
+    elsewhere = union(np.concatenate(others)) if others else EMPTY
+    alone = _not_in(gaps, elsewhere, window)
+    alone = alone[alone[:, 1] - alone[:, 0] >= LONG_GAP_NS]
+    layers = [_layer(alone, CODE["host_busy"])]
+    for code, times in launch_time.items():
+        if code != mine and _alternate(times, launch_time[mine]):
+            layers.append(_layer(intersection(gaps, times), CODE["gil"], likely=True))
+    return layers
+
+
+def _not_in(times: Intervals, other: Intervals, window: Window) -> Intervals:
+    return intersection(times, complement(other, window.begin, window.end))
+
+
+def _alternate(one: Intervals, other: Intervals) -> bool:
+    """Return whether two threads' launching times take turns often, as threads that share an interpreter do."""
+    if len(one) < 8 or len(other) < 8:
+        return False
+    who = np.concatenate((np.zeros(len(one)), np.ones(len(other))))
+    order = np.argsort(np.concatenate((one[:, 0], other[:, 0])), kind="stable")
+    switches = int(np.abs(np.diff(who[order])).sum())
+    return switches > 0.5 * min(len(one), len(other))
+
+
+def _cover(timeline: Timeline, merged: Ints, code: int) -> Intervals:
+    """Return the times in which a logical thread was in an operator or a call."""
+    calls, ops = timeline.calls, timeline.ops
+    row, op_row = merged[calls.thread] == code, (merged[ops.thread] == code) & (ops.parent < 0)
+    begin = np.concatenate((calls.begin[row], ops.begin[op_row]))
+    return union(np.column_stack((begin, np.concatenate((calls.end[row], ops.end[op_row])))))
+
+
+def _launch_time(timeline: Timeline, launched: Ints, merged: Ints, code: int) -> Intervals:
+    """Return the times in which a logical thread launched; pauses under half a long gap count as launching."""
+    calls = timeline.calls
+    rows = launched[merged[calls.thread[launched]] == code]
+    pause = LONG_GAP_NS // 4
+    return union(np.column_stack((calls.begin[rows] - pause, calls.end[rows] + pause)))
+
+
+def _logical_threads(timeline: Timeline) -> Ints:
+    """Return, for each thread code, the thread it works for.
+
+    `backward()` holds its caller until autograd's thread has launched everything, so the two are one line of work:
+    an engine thread belongs to the thread that stands still while it works.
+    """
+    calls, ops = timeline.calls, timeline.ops
+    top = int(max(calls.thread.max(initial=0), ops.thread.max(initial=0), len(timeline.threads)))
+    same = np.arange(top + 1)
+    merged = same.copy()
+    engines = np.unique(calls.thread[calls.engine])
+    candidates = [int(code) for code in _present(timeline) if code not in engines]
+    covers = {code: _cover(timeline, same, code) for code in candidates}
+    for engine in engines.tolist():
+        times = _cover(timeline, same, engine)
+        still = [code for code in candidates if length(intersection(times, covers[code])) <= 0.2 * length(times)]
+        if still:
+            merged[engine] = max(still, key=lambda code: length(covers[code]))
+    return merged
+
+
+def held_by(line: HostLine, begin: Ints, end: Ints) -> tuple[Ints, Ints, Intervals]:
+    """Return every overlap of moments with a thread's labelled times; see `intervals.overlaps`."""
+    return overlaps(begin, end, np.column_stack((line.begin, line.end)))

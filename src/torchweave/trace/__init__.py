@@ -1,0 +1,1 @@
+"""What the device did: traces read into columns. numpy and msgspec; no torch."""

@@ -1,0 +1,63 @@
+"""Read a trace of any format that torchweave knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchweave.errors import UnreadableInputError
+from torchweave.trace.kineto import read_kineto
+from torchweave.trace.pieces import open_trace
+from torchweave.trace.timeline import Timeline
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+# what people give by mistake, by its first bytes
+_OTHERS = (
+    (b"PK\x03\x04", "a zip archive (a checkpoint or a wheel?)"),
+    (b"\x80\x02", "a pickle (a memory snapshot or a checkpoint?)"),
+    (b"\x80\x04", "a pickle (a memory snapshot or a checkpoint?)"),
+    (b"\x7fELF", "a program"),
+    (b"<", "HTML or XML"),
+    (b"\x28\xb5\x2f\xfd", "zstd data: unpack it first"),
+    (b"QDSTRM", "an unfinished Nsight Systems recording"),
+    (b"NSYS", "an Nsight Systems report: export it with `nsys export --type sqlite`"),
+)
+
+
+def read(path: str | Path) -> Timeline:
+    """Read one trace file.
+
+    Args:
+        path: Kineto Chrome JSON, plain or gzip, or an Nsight Systems `.sqlite` export.
+
+    Returns:
+        The trace's tables, joined.
+
+    Raises:
+        UnreadableInputError: The file is missing, damaged, empty, of another kind, or holds no device work.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UnreadableInputError("A trace has to be a file", given=f"{path} is a folder")
+    with open_trace(path) as file:
+        head = file.read(16)
+    if not head:
+        raise UnreadableInputError("A trace must not be empty", given=f"{path}: 0 bytes")
+    if head.startswith(SQLITE_MAGIC):
+        from torchweave.trace.nsys import read_nsys
+
+        timeline = read_nsys(path)
+    else:
+        for magic, what in _OTHERS:
+            if head.startswith(magic):
+                raise UnreadableInputError(
+                    "A trace has to be Chrome JSON or an nsys .sqlite export", given=f"{path}: {what}"
+                )
+        timeline = read_kineto(path)
+    if len(timeline.work) == 0:
+        raise UnreadableInputError(
+            "A trace has to hold device work (kernels or copies)",
+            given=f"{path}: {len(timeline.ops)} operators, {len(timeline.annotations)} annotations and "
+            f"{len(timeline.calls)} runtime calls of the host, and no GPU work",
+            remedy="record with ProfilerActivity.CUDA on a machine whose GPU the program uses",
+        )
+    return timeline
