@@ -25,7 +25,7 @@ def show(found: Found, *, as_json: bool, as_list: bool) -> None:
         as_list: A list even if there is one diagnosis.
     """
     if as_json:
-        sys.stdout.write(to_json(found.diagnoses, as_list=as_list))
+        sys.stdout.write(to_json(found.diagnoses, as_list=as_list, differences=found.differences))
         return
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST), _WIDEST)
     levels = LEVELS if can_print(LEVELS) else ASCII_LEVELS

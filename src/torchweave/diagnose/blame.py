@@ -32,19 +32,21 @@ class _Facts:
     pending: Pending
     host: Host
     late_until: Ints
+    late_is_known: bool
     sharing: int
 
 
-def blame(window: Window, sides: Sides, late_until: Ints) -> Charges:
+def blame(window: Window, sides: Sides, late_until: Ints, *, late_is_known: bool = False) -> Charges:
     """Charge every moment of lost overlap and of idle time once.
 
     Args:
         window: The work.
         sides: Its two sides.
         late_until: For each operation, until when it waited for a late peer, ns, or `NOT_LATE`.
+        late_is_known: That is known from other ranks, and not estimated.
     """
     sharing = cause_of_sharing(window, sides)
-    facts = _Facts(window, sides, read_pending(window), read_host(window), late_until, sharing)
+    facts = _Facts(window, sides, read_pending(window), read_host(window), late_until, late_is_known, sharing)
     lost = lost_moments(window, sides)
     if share_one_stream(window, sides):
         # the cause that put both sides there takes everything that was possible
@@ -118,7 +120,7 @@ def _waiting_for_event(
 ) -> tuple[Ints, list[Charges]]:
     """Charge the time until the awaited operation's end to the wait, or to the peer that came late to it."""
     work = facts.window.work
-    cause, likely, blocker = causes_of_waits(facts.window, facts.sides, facts.pending, waits)
+    cause, likely, blocker = causes_of_waits(facts.window, facts.sides, facts.pending, rows, waits)
     held = waits.awaited >= 0
     awaited = np.maximum(waits.awaited, 0)
     end = (
@@ -127,8 +129,8 @@ def _waiting_for_event(
     done = np.clip(end, begin, moments.end)
     peer = np.clip(np.where(held, facts.late_until[awaited], NOT_LATE)[at], begin, done)
     call = waits.call[at]
-    by = blocker[at]
-    late = charges(begin, peer, CODE["late_peer"], moments.pending, lost=lost, call=call, blocker=by, likely=True)
+    by, guess = blocker[at], not facts.late_is_known
+    late = charges(begin, peer, CODE["late_peer"], moments.pending, lost=lost, call=call, blocker=by, likely=guess)
     rest = charges(peer, done, cause[at], moments.pending, lost=lost, call=call, blocker=by, likely=likely[at])
     return done, [late, rest]
 

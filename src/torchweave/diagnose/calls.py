@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from torchweave.diagnose.causes import CODE
-from torchweave.trace.timeline import COPY, KERNEL, Calls, Flags, Ints, Ops, Timeline
+from torchweave.trace.timeline import COPY, DEVICE_TO_HOST, KERNEL, Calls, Flags, Ints, Ops, Timeline
 
 NO_CAUSE = -1
 
@@ -28,6 +28,10 @@ _COPY_OP = re.compile(r"^aten::(?:copy_|_copy_from)|^Memcpy")
 # A kernel this long cannot end inside its own launch call unless the call waits for it.
 _LONG_KERNEL_NS = 20_000
 _CLOCK_NS = 1_000
+# a launch call this long, and so many times the usual, with so many operations waiting, was stuck in a full queue
+_SLOW_LAUNCH_NS, _TIMES_USUAL, _MANY_WAITING = 15_000, 3, 250
+# what a read of one number copies, at most
+_SCALAR_BYTES = 64
 
 
 def names_matching(timeline: Timeline, pattern: re.Pattern[str]) -> Flags:
@@ -43,6 +47,7 @@ def causes_of_calls(timeline: Timeline) -> Ints:
         return result
     result[names_matching(timeline, _DEVICE_ALLOC)[calls.name]] = CODE["device_alloc"]
     result[names_matching(timeline, _PINNED_ALLOC)[calls.name]] = CODE["pinned_alloc"]
+    result[_stuck_launches(timeline)] = CODE["launch_queue_full"]
     result[_launches_that_wait(timeline)] = CODE["launch_blocking"]
     sync = names_matching(timeline, _SYNC)[calls.name]
     _charge_copies(timeline, sync, result)
@@ -61,6 +66,19 @@ def _charge_syncs(timeline: Timeline, rows: Ints, result: Ints) -> None:
     result[rows] = CODE["explicit_sync"]
     result[rows[inside & reading[innermost]]] = CODE["host_sync"]
     result[rows[inside & in_copy[innermost]]] = CODE["blocking_copy"]
+    if len(ops) == 0:
+        _guess_reads(timeline, rows, result)
+
+
+def _guess_reads(timeline: Timeline, rows: Ints, result: Ints) -> None:
+    """Without any operators: a synchronization right after a download is for the sake of what was downloaded."""
+    work, calls = timeline.work, timeline.calls
+    copies = np.flatnonzero((work.call >= 0) & (work.direction == DEVICE_TO_HOST))
+    after = _next_on_thread(calls)[work.call[copies]]
+    syncs = np.isin(after, rows)
+    small = work.num_bytes[copies] <= _SCALAR_BYTES
+    result[after[syncs & small]] = CODE["host_sync"]
+    result[after[syncs & ~small]] = CODE["blocking_copy"]
 
 
 def _is_operator(name: str) -> bool:
@@ -98,12 +116,37 @@ def _launches_that_wait(timeline: Timeline) -> Ints:
     rows = np.flatnonzero((work.call >= 0) & (work.kind == KERNEL))
     call = work.call[rows]
     waits = calls.end[call] >= work.end[rows] - _CLOCK_NS
-    long = work.end[rows] - work.begin[rows] >= _LONG_KERNEL_NS
+    length = work.end[rows] - work.begin[rows]
+    # with clocks that disagree a kernel can seem to end early: the call must also have lasted as long
+    waits &= calls.end[call] - calls.begin[call] >= 0.9 * length
+    long = length >= _LONG_KERNEL_NS
     proven = waits & long
     # short kernels prove nothing alone; where nearly all long ones are waited for, so are they
     if proven.sum() >= 0.8 * max(int(long.sum()), 1) and proven.any():
         return np.unique(call[waits])
     return np.unique(call[proven])
+
+
+def _stuck_launches(timeline: Timeline) -> Ints:
+    """Return launch calls that lasted far longer than others, with hundreds of operations waiting on their stream.
+
+    Events take places in the queue too, so the operations alone can be fewer than its length.
+    """
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero(work.call >= 0)
+    if len(rows) < _MANY_WAITING:
+        return rows[:0]
+    call = work.call[rows]
+    took = calls.end[call] - calls.begin[call]
+    slow = took > max(_SLOW_LAUNCH_NS, _TIMES_USUAL * float(np.median(took)))
+    waiting = np.zeros(len(rows), dtype=np.int64)
+    lane = work.device[rows] * (1 << 32) + work.stream[rows]
+    for value in np.unique(lane[slow]).tolist():
+        mine = np.flatnonzero(lane == value)
+        issued, ended = np.sort(calls.begin[call[mine]]), np.sort(work.end[rows[mine]])
+        at = calls.begin[call[mine]]
+        waiting[mine] = np.searchsorted(issued, at) - np.searchsorted(ended, at)
+    return np.unique(call[slow & (waiting >= _MANY_WAITING)])
 
 
 def outer_operator(timeline: Timeline, op: int) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from torchweave.diagnose.calls import NO_CAUSE, causes_of_calls, names_matching
 from torchweave.diagnose.causes import CODE
+from torchweave.diagnose.loading import LOADING, loading_times, slow_first_launches
 from torchweave.diagnose.window import Window
 from torchweave.intervals import EMPTY, Intervals, complement, intersection, length, overlaps, union
 from torchweave.trace.timeline import Flags, Ints, Timeline
@@ -24,7 +25,6 @@ LONG_GAP_NS = 1_000_000
 _DRAIN_NS = 20_000
 
 _PROFILER = re.compile(r"Activity Buffer|Instrumentation|Resource", re.IGNORECASE)
-_LOADING = re.compile(r"Loading", re.IGNORECASE)
 _BUFFER_FULL = re.compile(r"Command Buffer Full", re.IGNORECASE)
 
 
@@ -91,7 +91,7 @@ def read_host(window: Window) -> Host:
             _overhead(timeline, _PROFILER, CODE["unknown"]),
             _overhead(timeline, _BUFFER_FULL, CODE["launch_queue_full"]),
             _labelled(timeline, of_call, row),
-            *_loading(timeline, launched, row, op_row),
+            _loading(timeline, of_call, launched, row, op_row),
             _after_drain(window, of_call, row, launched),
             *_gaps(window, cover, launch_time, mine),
         ]
@@ -156,58 +156,11 @@ def _after_drain(window: Window, of_call: Ints, mine: Flags, launched: Ints) -> 
     return _Layer(calls.end[rows], calls.end[launches[following]], of_call[rows], rows)
 
 
-def _loading(timeline: Timeline, launched: Ints, mine: Flags, op_mine: Flags) -> list[_Layer]:
-    """The time of an operator before a kernel's first launch, where a module was loaded in it."""
-    overhead = timeline.overhead
-    loads = overhead.begin[names_matching(timeline, _LOADING)[overhead.name]]
-    if len(loads) == 0:
-        return [_slow_first_launches(timeline, mine)]
-    calls, ops = timeline.calls, timeline.ops
-    top = np.flatnonzero(op_mine & (ops.parent < 0))
-    top = top[np.argsort(ops.begin[top], kind="stable")]
-    inside = _holding(loads, ops.begin[top], ops.end[top])
-    launches = np.unique(launched[mine[launched]])
-    begins, ends = [], []
-    for load, op in zip(loads[inside >= 0].tolist(), top[inside[inside >= 0]].tolist(), strict=True):
-        following = int(np.searchsorted(calls.end[launches], load))
-        end = int(calls.end[launches[following]]) if following < len(launches) else load
-        begins.append(int(ops.begin[op]))
-        # an operator can load and never launch
-        ends.append(min(end, int(ops.end[op])))
-    loose = loads[inside < 0]
-    rows = np.flatnonzero(mine)
-    at = _holding(loose, calls.begin[rows], calls.end[rows])
-    held = rows[at[at >= 0]]
-    layers = [_layer(union(np.column_stack((begins, ends))), CODE["lazy_load"])] if begins else []
-    return [*layers, _layer(union(np.column_stack((calls.begin[held], calls.end[held]))), CODE["lazy_load"])]
-
-
-def _slow_first_launches(timeline: Timeline, mine: Flags) -> _Layer:
-    """Without loading rows: a kernel name's first launch call that takes far longer than launches do."""
-    work, calls = timeline.work, timeline.calls
-    rows = np.flatnonzero((work.call >= 0) & (work.kind == 0))
-    if len(rows) == 0:
-        return _layer(EMPTY, CODE["lazy_load"])
-    rows = rows[np.argsort(work.call[rows], kind="stable")]
-    _, first = np.unique(work.name[rows], return_index=True)
-    call = work.call[rows[first]]
-    took = calls.end[call] - calls.begin[call]
-    usual = float(np.median((calls.end - calls.begin)[work.call[rows]]))
-    # the trace's very first launch pays for the recorder's start
-    slow = call[(took > max(500_000, 20 * usual)) & (call != work.call[rows].min()) & mine[call]]
-    waits = work.end[rows[first]] - work.begin[rows[first]] > 0.5 * took
-    slow = np.setdiff1d(slow, call[waits])
-    return _Layer(
-        calls.begin[slow], calls.end[slow], np.full(len(slow), CODE["lazy_load"]), slow.astype(np.int64), likely=True
-    )
-
-
-def _holding(at: Ints, begin: Ints, end: Ints) -> Ints:
-    """Return the row, of sorted intervals, that holds each moment, -1 for none."""
-    if len(begin) == 0:
-        return np.full(len(at), -1, dtype=np.int64)
-    row = np.searchsorted(begin, at, side="right") - 1
-    return np.where((row >= 0) & (at <= end[np.maximum(row, 0)]), row, -1).astype(np.int64)
+def _loading(timeline: Timeline, of_call: Ints, launched: Ints, mine: Flags, op_mine: Flags) -> _Layer:
+    shown = names_matching(timeline, LOADING)[timeline.overhead.name]
+    if shown.any():
+        return _layer(loading_times(timeline, launched, mine, op_mine), CODE["lazy_load"])
+    return _layer(slow_first_launches(timeline, of_call, mine), CODE["lazy_load"], likely=True)
 
 
 def _gaps(window: Window, cover: dict[int, Intervals], launch_time: dict[int, Intervals], mine: int) -> list[_Layer]:

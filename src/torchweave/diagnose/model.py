@@ -212,6 +212,7 @@ class Diagnosis:
         warnings: What was wrong with the file.
         origin_ns: Begin of the window on the recorder's own clock; zero of all columns here.
         device_name: The device's name, empty where the trace does not say.
+        remarks: What was seen beside the causes, as sentences.
     """
 
     file: str
@@ -229,3 +230,4 @@ class Diagnosis:
     warnings: tuple[str, ...] = ()
     origin_ns: int = 0
     device_name: str = ""
+    remarks: tuple[str, ...] = ()

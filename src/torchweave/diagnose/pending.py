@@ -10,11 +10,13 @@ from torchweave.diagnose.calls import WAIT_EVENT, names_matching
 from torchweave.diagnose.causes import CODE
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window, launch_begin, launch_thread
+from torchweave.trace.link import under
 from torchweave.trace.timeline import Flags, Ints
 
 # How soon after its event an operation starts, at most: the device's own latency and two clocks.
 EVENT_LATENCY_NS = 20_000
 _CLOCK_NS = 1_000
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
 # How many operations that ended just before are tried as the one that was waited for.
 _TRIES = 12
 
@@ -162,14 +164,17 @@ def _awaited(window: Window, pending: Pending, rows: Ints, wait_at: Ints, waits:
     return result
 
 
-def causes_of_waits(window: Window, sides: Sides, pending: Pending, waits: EventWaits) -> tuple[Ints, Flags, Ints]:
+def causes_of_waits(
+    window: Window, sides: Sides, pending: Pending, rows: Ints, waits: EventWaits
+) -> tuple[Ints, Flags, Ints]:
     """Return the cause of each event wait, whether it is only likely, and the operation that is to blame.
 
     Args:
         window: The work.
         sides: Its sides.
         pending: Its facts.
-        waits: The waits, one a looked-at operation.
+        rows: The operations that waited.
+        waits: The wait of each.
     """
     size = len(waits.call)
     cause = np.full(size, CODE["wide_dependency"], dtype=np.int64)
@@ -180,6 +185,9 @@ def causes_of_waits(window: Window, sides: Sides, pending: Pending, waits: Event
     cause[joins], likely = CODE["backward_join"], likely & ~joins
     collective = (waits.awaited >= 0) & sides.communication[awaited]
     behind = pending.before[awaited]
+    strays = _on_stray_stream(window, sides, rows) | _on_stray_stream(window, sides, awaited)
+    cause[strays & (waits.awaited >= 0)] = CODE["accumulate_grad_stream"]
+    likely = likely | strays
     queued = collective & _behind_a_longer_one(window, sides, pending, awaited, behind)
     cause[queued] = CODE["comm_order"]
     blame = np.where(queued, behind, blame)
@@ -197,6 +205,21 @@ def _after_last_node(window: Window, call: Ints) -> Flags:
     at = np.searchsorted(ends, calls.begin[row], side="right") - 1
     near = (at >= 0) & (calls.begin[row] - ends[np.maximum(at, 0)] <= EVENT_LATENCY_NS) if len(ends) else at >= 0
     return np.asarray((call >= 0) & calls.engine[row] & (calls.op[row] < 0) & near)
+
+
+def _on_stray_stream(window: Window, sides: Sides, rows: Ints) -> Flags:
+    """Return which operations accumulate a gradient on a stream that is not where backward mainly works."""
+    work, ops = window.work, window.timeline.ops
+    result = np.zeros(len(rows), dtype=np.bool_)
+    nodes = np.array([_ACCUMULATE in name for name in window.timeline.names] or [False])
+    if not work.backward.any() or not nodes.any() or len(ops) == 0:
+        return result
+    op = work.op[rows]
+    inside = (op >= 0) & under(nodes[ops.name], ops.parent)[np.maximum(op, 0)]
+    time = (work.end - work.begin).astype(np.float64) * work.backward
+    main = int(np.argmax(np.bincount(window.lane, weights=time)))
+    # hooks launch collectives under that node, which are no accumulation
+    return np.asarray(inside & (window.lane[rows] != main) & ~sides.communication[rows])
 
 
 def _behind_a_longer_one(window: Window, sides: Sides, pending: Pending, awaited: Ints, behind: Ints) -> Flags:

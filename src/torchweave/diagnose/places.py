@@ -14,10 +14,10 @@ from torchweave.diagnose.model import Place, Where
 from torchweave.diagnose.pending import Pending
 from torchweave.diagnose.window import Window
 from torchweave.trace import link
-from torchweave.trace.timeline import Ints, Timeline
+from torchweave.trace.timeline import Ints, Spans, Timeline
 
 # How many places of a cause are looked up, and how many dear moments are read for frames.
-_MOST_PLACES, _MOST_MOMENTS = 5, 64
+_MOST_PLACES, _MOST_MOMENTS = 5, 32
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:method|function) (?P<name>[\w.]+)")
@@ -43,6 +43,9 @@ def places(window: Window, pending: Pending, found: Charges) -> tuple[Place, ...
     call = _call_behind(window, found)
     time = (found.end - found.begin).astype(np.float64)
     elsewhere = found.cause[0] in (CODE["host_busy"], CODE["gil"])
+    if elsewhere:
+        # only frames that can hold such a moment are looked through: a trace can have millions
+        window = replace(window, timeline=_with_long_frames(window.timeline, int(np.median(time)) // 2))
     key = _keys(window.timeline, call)
     values, group = np.unique(key, return_inverse=True)
     cost = np.bincount(group.reshape(-1), weights=time, minlength=len(values))
@@ -60,6 +63,12 @@ def places(window: Window, pending: Pending, found: Charges) -> tuple[Place, ...
             known = result.get(where, Place(where, 0.0, 0))
             result[where] = replace(known, cost_ms=known.cost_ms + time[row] * share / 1e6, count=known.count + count)
     return tuple(sorted(result.values(), key=lambda place: -place.cost_ms))
+
+
+def _with_long_frames(timeline: Timeline, shortest_ns: int) -> Timeline:
+    frames = timeline.frames
+    keep = frames.end - frames.begin >= shortest_ns
+    return replace(timeline, frames=Spans(*(getattr(frames, name)[keep] for name in Spans.__slots__)))
 
 
 def _call_behind(window: Window, found: Charges) -> Ints:

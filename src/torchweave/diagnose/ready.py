@@ -20,6 +20,7 @@ _QUEUE_NS = 10_000
 _CLOCK_NS = 2_000
 # The number that the recorders give the default stream: CUPTI 7, ROCm 0.
 _DEFAULT_STREAMS = (7, 0)
+_LEAST_CHANGES, _NEARLY_ALL = 3, 0.7
 
 
 def charge_ready(
@@ -47,8 +48,10 @@ def charge_ready(
     copies &= (work.direction[row] == work.direction[beside]) & (work.direction[row] != ON_DEVICE)
     full = no_room(window, running, row)
     queue = _shares_queue(window, pending)[row]
-    default = _ordered_by_default_stream(window, sides)[row]
-    choices = [copies, full, queue, default]
+    default = _ordered_by_default_stream(window, sides, pending)[row]
+    # when it was issued has to be known: else it may not have been
+    known = work.call[row] >= 0
+    choices = [known & reason for reason in (copies, full, queue, default)]
     codes = [CODE[name] for name in ("copy_engine", "sm_full", "max_connections", "legacy_default_stream")]
     cause = np.select(choices, codes, CODE["unknown"])
     blocker = np.where(queue & ~copies & ~full, pending.issued_before[row], running)
@@ -96,9 +99,9 @@ def _shares_queue(window: Window, pending: Pending) -> Flags:
     )
 
 
-def _ordered_by_default_stream(window: Window, sides: Sides) -> Flags:
+def _ordered_by_default_stream(window: Window, sides: Sides, pending: Pending) -> Flags:
     """Return which operations start just after the end of one across the default stream's border."""
-    work, lane = window.work, window.lane
+    work = window.work
     default = np.isin(work.stream, _DEFAULT_STREAMS)
     result = np.zeros(len(work), dtype=np.bool_)
     for mine in (True, False):
@@ -113,10 +116,18 @@ def _ordered_by_default_stream(window: Window, sides: Sides) -> Flags:
         begun = np.searchsorted(work.begin[others], work.begin[rows], side="right") - 1
         clear = (begun < 0) | (reach[np.maximum(begun, 0)] <= work.begin[rows] + _CLOCK_NS)
         result[rows] = near & clear
+    # one such start can be chance; ordering shows in nearly all changes around it that the device decided on
+    issued_early = work.begin - pending.issued > 2 * _SOON_NS
     crossing = np.concatenate(([False], default[1:] != default[:-1]))
-    # one such start can be chance; ordering shows in nearly all changes between the two
-    changes = np.flatnonzero(crossing & (sides.side != 0))
-    if len(changes) < 3 or result[changes].mean() < 0.8:
-        return np.zeros(len(work), dtype=np.bool_)
-    del lane
-    return result
+    changes = np.flatnonzero(crossing & (sides.side != 0) & issued_early)
+    return result & _often(result[changes], changes, len(work))
+
+
+def _often(hits: Flags, rows: Ints, size: int) -> Flags:
+    """Return, for each of `size` rows, whether nearly all of the nearest nine hits are true, of at least three."""
+    if len(hits) < _LEAST_CHANGES:
+        return np.zeros(size, dtype=np.bool_)
+    reach = min(9, len(hits))
+    sums = np.convolve(hits.astype(np.float64), np.ones(reach), mode="valid") / reach
+    nearest = np.searchsorted(rows, np.arange(size))
+    return np.asarray(sums[np.clip(nearest - reach // 2, 0, len(sums) - 1)] >= _NEARLY_ALL)

@@ -41,7 +41,9 @@ def no_room(window: Window, running: Ints, ready: Ints) -> Flags:
         resident = np.minimum(most, -(-blocks // device.num_sms))
         left = limits - resident[:, None] * need
         known = (blocks > 0) & (work.threads[running[rows]] > 0) & (work.threads[ready[rows]] > 0)
-        result[rows] = known & (blocks >= device.num_sms) & (left < want).any(axis=1)
+        # blocks of a later kernel are not handed out while an earlier one has blocks left to hand out
+        waves = blocks > most * device.num_sms
+        result[rows] = known & (waves | (blocks >= device.num_sms) & (left < want).any(axis=1))
     return result
 
 

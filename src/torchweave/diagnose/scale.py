@@ -2,24 +2,23 @@
 
 Both sides wait by turns, so the charged moments of one turn last longer than what was lost in it. A *turn* is a
 time of the greater side alone with the time of the lesser side alone that follows it. What was lost in a turn is the
-lesser side's time alone; the moments charged in the turn share it. So a part of a trace with little to lose cannot
-take the loss of another part.
+lesser side's time alone; the moments charged in the turn share it, up to their own length, and what is more goes to
+the turns before. So a part of a trace with little to lose cannot take the loss of another part.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 from torchweave.intervals import Intervals, difference, length
-from torchweave.trace.timeline import Ints
+from torchweave.trace.timeline import Floats, Ints
 
 
-def lost_cost(window: Window, sides: Sides, found: Charges) -> npt.NDArray[np.float64]:
+def lost_cost(window: Window, sides: Sides, found: Charges) -> Floats:
     """Return what each charge of lost overlap counts, ns; the sum is what was lost.
 
     Args:
@@ -34,15 +33,40 @@ def lost_cost(window: Window, sides: Sides, found: Charges) -> npt.NDArray[np.fl
     borders = _turns(lost, rest)
     turn, of_lost = np.searchsorted(borders, found.begin, side="right"), _turn_of(borders, lost)
     size = len(borders) + 1
-    charged = np.bincount(turn, weights=time, minlength=size)
-    loss = np.bincount(of_lost, weights=(lost[:, 1] - lost[:, 0]).astype(np.float64), minlength=size)
-    share = np.divide(loss, charged, out=np.zeros(size), where=charged > 0)
-    cost: npt.NDArray[np.float64] = time * share[turn]
+    charged = np.bincount(turn, weights=time, minlength=size).astype(np.float64)
+    loss = np.bincount(of_lost, weights=lost[:, 1] - lost[:, 0], minlength=size).astype(np.float64)
+    share = np.divide(_settle(loss, charged), charged, out=np.zeros(size), where=charged > 0)
+    cost: Floats = time * share[turn]
     if cost.sum() <= 0:
         cost = time
-    # turns in which nothing could be charged leave their loss to all others
     cost *= length(lost) / cost.sum()
     return cost
+
+
+def _settle(loss: Floats, room: Floats) -> Floats:
+    """Return how much of the loss each turn takes: none more than its charged moments last.
+
+    What a turn has no room for goes to the turns before it, the nearest first: what ran alone late could have run
+    beside what was alone before. What is left then goes to later turns.
+    """
+    taken, left = _pour(loss[::-1].tolist(), room[::-1].tolist())
+    taken = taken[::-1]
+    if left > 0:
+        rest = (room - np.array(taken)).tolist()
+        more, _ = _pour([left] + [0.0] * (len(rest) - 1), rest)
+        taken = [a + b for a, b in zip(taken, more, strict=True)]
+    return np.array(taken)
+
+
+def _pour(loss: list[float], room: list[float]) -> tuple[list[float], float]:
+    """Fill rooms in order, carrying on what does not fit; return what each took, and what was left at the end."""
+    taken, carried = [], 0.0
+    for here, most in zip(loss, room, strict=True):
+        carried += here
+        part = min(carried, most)
+        taken.append(part)
+        carried -= part
+    return taken, carried
 
 
 def _turns(lost: Intervals, rest: Intervals) -> Ints:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from torchweave.diagnose.calls import WAIT_EVENT, names_matching
@@ -10,6 +12,7 @@ from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 
+_REPLAY = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
 # work beside the common stream up to this share is a first gradient, a flag
 _ELSEWHERE = 0.05
 
@@ -35,11 +38,23 @@ def cause_of_sharing(window: Window, sides: Sides) -> int:
     `backward()` called under another stream shows in the trace: autograd's first node runs on its forward's stream
     and has to wait for the stream that was current at the call, and the first gradient is filled there.
     """
+    if _replayed(window):
+        return CODE["graph_one_branch"]
     if sides.found.names == ("forward", "backward") and (
         _first_node_waits(window) or _first_gradient_elsewhere(window)
     ):
         return CODE["backward_on_forward_stream"]
     return CODE["same_stream"]
+
+
+def _replayed(window: Window) -> bool:
+    """Return whether nearly all the work was launched by replays of CUDA graphs: a graph decides on its branches."""
+    calls, work = window.timeline.calls, window.work
+    known = work.call >= 0
+    if not known.any():
+        return False
+    replays = names_matching(window.timeline, _REPLAY)[calls.name]
+    return bool(replays[work.call[known]].mean() > 0.9)
 
 
 def _first_node_waits(window: Window) -> bool:

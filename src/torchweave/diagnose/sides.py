@@ -24,7 +24,9 @@ LEAST_SHARE = 0.01
 FORMS = "forward, backward, compute, communication, copies, stream:N, range:NAME"
 
 # Names come last: only what no record, annotation or stream has shown to be communication.
-_COLLECTIVE_NAME = re.compile(r"nccl|rccl|nvshmem|\bep::(?:internode|intranode)|deep_?ep\b|mscclpp", re.IGNORECASE)
+_COLLECTIVE_NAME = re.compile(
+    r"nccl|rccl|nvshmem|\bep::(?:internode|intranode)|deep_?ep\b|mscclpp|Memcpy PtoP", re.IGNORECASE
+)
 _COLLECTIVE_NOTE = re.compile(
     r"^(?:nccl|gloo|rccl):|all_?gather|all_?reduce|reduce_?scatter|all_?to_?all|\b(?:dispatch|combine|broadcast)\b",
     re.IGNORECASE,
@@ -80,8 +82,12 @@ def find_communication(window: Window) -> Flags:
     time = (work.end - work.begin).astype(np.float64)
     total = np.bincount(window.lane, weights=time, minlength=len(window.lanes))
     noted = _under_collective_note(window) & (work.kind != COPY) if len(window.lanes) > 1 else result
+    rest = time[~result].sum()
     for row in range(len(window.lanes)):
         mine = window.lane == row
+        # a stream that holds most of the computation is no communication stream, whatever waits on it
+        if time[mine & ~result].sum() > 0.5 * rest:
+            continue
         if time[mine & result].sum() > 0.5 * total[row]:
             result |= mine
         elif (
@@ -113,7 +119,7 @@ def _by_collectives(window: Window, communication: Flags) -> Sides | None:
         return None
     copies = _own_copy_streams(window) & ~communication
     side = np.where(communication, SECOND_SIDE, FIRST_SIDE)
-    side[copies] = 0
+    side[copies | _hardly_busy(window)] = 0
     why = "Collectives ran, so communication should have run beside computation."
     return Sides(SidesFound(("compute", "communication"), why), side, communication)
 
@@ -127,6 +133,7 @@ def _by_autograd(window: Window, communication: Flags) -> Sides | None:
         return None
     side = np.zeros(len(work), dtype=np.int64)
     side[forward], side[backward] = FIRST_SIDE, SECOND_SIDE
+    side[_hardly_busy(window)] = 0
     why = "A backward ran whose forward is not before it in the trace, so another forward could have run beside it."
     return Sides(SidesFound(("forward", "backward"), why), side, communication)
 
@@ -175,6 +182,13 @@ def _own_copy_streams(window: Window) -> Flags:
     copy = (work.kind == COPY) & ((work.direction == HOST_TO_DEVICE) | (work.direction == DEVICE_TO_HOST))
     other = np.bincount(window.lane, weights=(~copy).astype(np.float64), minlength=len(window.lanes))
     return np.asarray(other[window.lane] == 0)
+
+
+def _hardly_busy(window: Window) -> Flags:
+    """Return the operations on streams that are busy for too short a time to matter: a first gradient, a flag."""
+    lanes = range(len(window.lanes))
+    idle = np.array([length(window.busy(window.lane == row)) < LEAST_SIDE_NS for row in lanes])
+    return np.asarray(idle[window.lane])
 
 
 def _enough(window: Window, mask: Flags) -> bool:

@@ -10,6 +10,7 @@ from torchweave.diagnose.blame import blame
 from torchweave.diagnose.causes import NAMES, cause
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.facts import facts
+from torchweave.diagnose.hints import hints
 from torchweave.diagnose.model import CauseFound, Diagnosis, Lane, Numbers, SidesFound, Verdict, Where
 from torchweave.diagnose.notes import not_known
 from torchweave.diagnose.overlap import communication_numbers, numbers, stream_numbers, verdict
@@ -18,6 +19,7 @@ from torchweave.diagnose.pending import Pending, read_pending
 from torchweave.diagnose.places import places
 from torchweave.diagnose.scale import lost_cost
 from torchweave.diagnose.sides import Sides, choose_sides
+from torchweave.diagnose.stretch import remarks
 from torchweave.diagnose.window import Window, look_at
 from torchweave.intervals import union
 from torchweave.trace.timeline import Ints, Timeline
@@ -38,7 +40,8 @@ def diagnose(
         between: The two sides, in words; None chooses them by the rules.
         window_ms: Begin and end of the time to look at, ms after the first work; None for all.
         range_name: Look only at what was launched inside user annotations of this name.
-        late_until: For each operation of the trace, until when it waited for a late peer, ns; None estimates it.
+        late_until: For each operation of the trace, until when it waited for a late peer, ns, or `NOT_LATE`, as the
+            other ranks' traces show; None estimates it.
 
     Returns:
         The frozen record that the reports are made from.
@@ -53,9 +56,8 @@ def diagnose(
     word = verdict(found, sides)
     causes: tuple[CauseFound, ...] = ()
     if word in ("partial", "serial"):
-        known = late_until is not None and len(late_until) == len(window.work)
-        late = late_until if known and late_until is not None else estimate_late(window)
-        causes = _causes(window, sides, blame(window, sides, late))
+        late = estimate_late(window) if late_until is None else late_until[window.rows]
+        causes = _causes(window, sides, blame(window, sides, late, late_is_known=late_until is not None))
         if not causes:
             # one side had nothing left to come whenever the other ran
             word = "nothing_to_overlap"
@@ -76,6 +78,7 @@ def diagnose(
         warnings=timeline.warnings,
         origin_ns=timeline.origin_ns + window.begin,
         device_name=device.name if device else "",
+        remarks=(*hints(window, sides), *remarks(window, sides)),
     )
 
 

@@ -18,6 +18,7 @@ class Window:
     Attributes:
         timeline: The whole trace.
         work: Device work in the window, cut to it, sorted by begin.
+        rows: Which rows of the timeline's work these are.
         lane: For each operation, the row of its stream in `lanes`.
         lanes: (device, stream) of each lane, sorted.
         begin: First start, ns.
@@ -26,6 +27,7 @@ class Window:
 
     timeline: Timeline
     work: Work
+    rows: Ints
     lane: Ints
     lanes: tuple[tuple[int, int], ...]
     begin: int
@@ -76,6 +78,7 @@ def look_at(
     return Window(
         timeline=timeline,
         work=kept,
+        rows=np.flatnonzero(keep),
         lane=lane.reshape(-1).astype(np.int64),
         lanes=tuple((int(device), int(stream)) for device, stream in pairs),
         begin=int(kept.begin[shown].min()),

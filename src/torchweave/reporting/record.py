@@ -39,14 +39,23 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
             for stream in diagnosis.streams
         ],
         "causes": [_cause(cause) for cause in diagnosis.causes],
+        "remarks": [_text(remark) for remark in diagnosis.remarks],
         "not_known": list(diagnosis.not_known),
         "warnings": [_text(warning) for warning in diagnosis.warnings],
     }
 
 
-def to_json(diagnoses: Sequence[Diagnosis], *, as_list: bool) -> str:
-    """Return one diagnosis, or a list of them, as JSON text."""
+def to_json(diagnoses: Sequence[Diagnosis], *, as_list: bool, differences: Sequence[str] = ()) -> str:
+    """Return diagnoses as JSON text.
+
+    Args:
+        diagnoses: At least one.
+        as_list: A list even if there is one.
+        differences: What differs between them as ranks of one job: `between_ranks` of each.
+    """
     records = [record(diagnosis) for diagnosis in diagnoses]
+    if differences:
+        records = [{**each, "between_ranks": list(differences)} for each in records]
     return json.dumps(records if as_list else records[0], indent=1, allow_nan=False) + "\n"
 
 

@@ -42,7 +42,8 @@ def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> l
     lines += [Line(""), *_numbers(diagnosis, width), Line(""), *_lanes(diagnosis, width, levels)]
     if diagnosis.causes:
         lines += [Line(""), *_causes(diagnosis, width)]
-    for title, texts in (("Not known", diagnosis.not_known), ("Warnings", diagnosis.warnings)):
+    also = (("Also seen", diagnosis.remarks), ("Not known", diagnosis.not_known), ("Warnings", diagnosis.warnings))
+    for title, texts in also:
         if texts:
             lines += [Line(""), Line(title, "bold")]
             for text in texts:
@@ -101,7 +102,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         notes = [] if cause.recoverable else ["not recoverable"]
         notes += ["likely"] if cause.certainty == "likely" else []
         head += f" ({', '.join(notes)})" if notes else ""
-        small = row > 0 and cause.cost_ms < _WORTH_A_PARAGRAPH * total
+        small = row > 0 and (cause.cost_ms < _WORTH_A_PARAGRAPH * total or cause.cause == "unknown")
         yield Line(("  " if small else "") + head, "" if small else "bold")
         if small:
             continue
@@ -110,6 +111,9 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         if cause.mend:
             yield Line("   Mend:")
             yield from (Line(f"     {text}", "green") for text in cause.mend.splitlines())
+    mendable = [cause for cause in diagnosis.causes if cause.recoverable]
+    lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
+    yield from _wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
 
 
 def _cost(cause: CauseFound) -> str:

@@ -220,7 +220,7 @@ def _work(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]
         "device": ints([_or(arg.device, row.pid) for row, arg in zip(rows, args, strict=True)], 0),
         "stream": ints([_or(arg.stream, row.tid) for row, arg in zip(rows, args, strict=True)], 0),
         "correlation": ints([arg.correlation for arg in args]),
-        "external": ints([arg.external for arg in args]),
+        "external": _external(args),
         "num_bytes": ints([arg.num_bytes for arg in args]),
         "blocks": np.array([_product(arg.grid) for arg in args], dtype=np.int64),
         "threads": np.array([_product(arg.block) for arg in args], dtype=np.int64),
@@ -231,6 +231,14 @@ def _work(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]
         "elements": np.array(large, dtype=np.int64),
         "element_bytes": np.array([ELEMENT_BYTES.get(str(a.dtype), -1) if a.dtype else -1 for a in args], np.int64),
     }
+
+
+def _external(args: list[Args]) -> Column:
+    """Return the numbers of operators; recorders of 2021 wrote their name in lower case."""
+    numbers = ints([arg.external for arg in args])
+    if (numbers == -1).all():
+        return ints([arg.external_old for arg in args])
+    return numbers
 
 
 def _kind(category: str) -> int:
@@ -254,14 +262,14 @@ def _call(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]
     return {
         "thread": to.thread_codes(rows),
         "correlation": ints([arg.correlation for arg in args]),
-        "external": ints([arg.external for arg in args]),
+        "external": _external(args),
     }
 
 
 def _op(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]:
     return {
         "thread": to.thread_codes(rows),
-        "external": ints([arg.external for arg in args]),
+        "external": _external(args),
         "sequence": ints([arg.sequence for arg in args]),
     }
 

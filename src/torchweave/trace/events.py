@@ -40,6 +40,7 @@ class Args(msgspec.Struct, gc=False):
 
     correlation: Any = -1
     external: Any = msgspec.field(default=-1, name="External id")
+    external_old: Any = msgspec.field(default=-1, name="external id")
     device: Any = None
     stream: Any = None
     num_bytes: Any = msgspec.field(default=-1, name="bytes")

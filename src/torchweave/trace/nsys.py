@@ -7,14 +7,13 @@ by name and missing ones count as not recorded.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from torchweave.errors import UnreadableInputError
 from torchweave.trace import link
+from torchweave.trace.export import Export
 from torchweave.trace.timeline import (
     COPY,
     DEVICE_TO_HOST,
@@ -24,6 +23,7 @@ from torchweave.trace.timeline import (
     ON_DEVICE,
     Calls,
     Device,
+    Flags,
     Ints,
     Ops,
     Spans,
@@ -42,40 +42,6 @@ _STREAM_WAIT_EVENT = 2
 _RANGES = (59, 60)
 
 
-class _Export:
-    """An open export: its tables, and names given codes as they appear."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        tables = self.base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self.tables = {name for (name,) in tables}
-        self.codes: dict[str, int] = {}
-        self.strings: dict[Any, str] = {}
-        if "StringIds" in self.tables:
-            self.strings = dict(self.base.execute("SELECT id, value FROM StringIds"))
-
-    def columns(self, table: str, wanted: Sequence[str], *, default: int = -1) -> dict[str, Ints]:
-        """Return columns of a table as int64; what is missing or null becomes the default."""
-        if table not in self.tables:
-            return {name: np.zeros(0, dtype=np.int64) for name in wanted}
-        known = {row[1] for row in self.base.execute(f"PRAGMA table_info({table})")}
-        chosen = [f"IFNULL({name}, {default})" if name in known else str(default) for name in wanted]
-        # the names come from this module and the export's own list of columns, never from the user
-        rows = self.base.execute(f"SELECT {', '.join(chosen)} FROM {table}").fetchall()  # noqa: S608
-        table_of = np.array(rows, dtype=np.int64).reshape(-1, len(wanted))
-        return {name: table_of[:, column] for column, name in enumerate(wanted)}
-
-    def names(self, ids: Ints) -> Ints:
-        """Return codes for strings of the export."""
-        return self.code([self.strings.get(number, str(number)) for number in ids.tolist()])
-
-    def code(self, texts: Sequence[str]) -> Ints:
-        """Return codes for texts."""
-        codes = self.codes
-        return np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
-
-
 def read_nsys(path: Path) -> Timeline:
     """Read an export.
 
@@ -89,7 +55,7 @@ def read_nsys(path: Path) -> Timeline:
         UnreadableInputError: It is damaged, or not an export of Nsight Systems.
     """
     try:
-        export = _Export(path)
+        export = Export(path)
         try:
             return _timeline(export)
         finally:
@@ -102,7 +68,7 @@ def read_nsys(path: Path) -> Timeline:
         ) from error
 
 
-def _timeline(export: _Export) -> Timeline:
+def _timeline(export: Export) -> Timeline:
     if not any(name.startswith(_PREFIX) for name in export.tables):
         known = ", ".join(sorted(export.tables)[:8]) or "none"
         raise UnreadableInputError(
@@ -142,12 +108,12 @@ def _timeline(export: _Export) -> Timeline:
     )
 
 
-def _threads(export: _Export, ids: Ints) -> Ints:
+def _threads(export: Export, ids: Ints) -> Ints:
     """Return codes of threads; the export's own numbers hold process and thread in one."""
     return export.code([f"thread {number % 0x1000000}" for number in ids.tolist()])
 
 
-def _calls(export: _Export) -> Calls:
+def _calls(export: Export) -> Calls:
     columns = export.columns(f"{_PREFIX}RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId"))
     order = np.argsort(columns["start"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
@@ -165,7 +131,7 @@ def _calls(export: _Export) -> Calls:
     )
 
 
-def _work(export: _Export, calls: Calls) -> Work:
+def _work(export: Export, calls: Calls) -> Work:
     common = ("start", "end", "deviceId", "streamId", "correlationId")
     shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
     memory = ("staticSharedMemory", "dynamicSharedMemory")
@@ -173,8 +139,7 @@ def _work(export: _Export, calls: Calls) -> Work:
     copies = export.columns(f"{_PREFIX}MEMCPY", (*common, "bytes", "copyKind", "srcKind", "dstKind"))
     sets = export.columns(f"{_PREFIX}MEMSET", (*common, "bytes"))
     sizes = [len(table["start"]) for table in (kernels, copies, sets)]
-    named = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
-    name = [export.names(named), export.code(_copy_names(copies)), export.code(["Memset (Device)"] * sizes[2])]
+    name = _work_names(export, kernels, copies, sizes[2])
     merged = {key: np.concatenate([table[key] for table in (kernels, copies, sets)]) for key in common}
     order = np.lexsort((merged["end"], merged["start"]))
 
@@ -182,10 +147,7 @@ def _work(export: _Export, calls: Calls) -> Work:
         parts = [np.broadcast_to(part, (size,)) for part, size in zip((kernel, copy, memset), sizes, strict=True)]
         return np.concatenate(parts).astype(np.int64)[order]
 
-    direction = np.select(
-        [copies["copyKind"] == _HTOD, copies["copyKind"] == _DTOH], [HOST_TO_DEVICE, DEVICE_TO_HOST], ON_DEVICE
-    )
-    pageable = (direction != ON_DEVICE) & ((copies["srcKind"] == _PAGEABLE) | (copies["dstKind"] == _PAGEABLE))
+    direction, pageable = _copy_kinds(copies)
     nothing = np.full(len(order), -1, dtype=np.int64)
     correlation = merged["correlationId"][order]
     return Work(
@@ -194,7 +156,7 @@ def _work(export: _Export, calls: Calls) -> Work:
         device=np.maximum(merged["deviceId"], 0)[order],
         stream=merged["streamId"][order],
         kind=spread(KERNEL, COPY, MEMSET),
-        name=np.concatenate(name)[order],
+        name=name[order],
         direction=spread(-1, direction, -1),
         pageable=spread(0, pageable.astype(np.int64), 0) == 1,
         num_bytes=spread(-1, copies["bytes"], sets["bytes"]),
@@ -215,6 +177,20 @@ def _work(export: _Export, calls: Calls) -> Work:
     )
 
 
+def _work_names(export: Export, kernels: dict[str, Ints], copies: dict[str, Ints], num_sets: int) -> Ints:
+    named = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
+    copied, memset = export.code(_copy_names(copies)), export.code(["Memset (Device)"] * num_sets)
+    return np.concatenate((export.names(named), copied, memset))
+
+
+def _copy_kinds(copies: dict[str, Ints]) -> tuple[Ints, Flags]:
+    """Return the direction of each copy, and whether its host side is pageable."""
+    kind = copies["copyKind"]
+    direction = np.select([kind == _HTOD, kind == _DTOH], [HOST_TO_DEVICE, DEVICE_TO_HOST], ON_DEVICE)
+    pageable = (copies["srcKind"] == _PAGEABLE) | (copies["dstKind"] == _PAGEABLE)
+    return direction, np.asarray(pageable & (direction != ON_DEVICE))
+
+
 def _product(columns: dict[str, Ints], *names: str) -> Ints:
     values = [columns[name] for name in names]
     known = np.logical_and.reduce([value > 0 for value in values])
@@ -231,7 +207,7 @@ def _copy_names(copies: dict[str, Ints]) -> list[str]:
     ]
 
 
-def _notes(export: _Export) -> Spans:
+def _notes(export: Export) -> Spans:
     columns = export.columns("NVTX_EVENTS", ("start", "end", "eventType", "textId", "globalTid"))
     keep = np.isin(columns["eventType"], _RANGES) & (columns["end"] > columns["start"])
     texts = _note_texts(export, columns["textId"])
@@ -242,7 +218,7 @@ def _notes(export: _Export) -> Spans:
     return Spans(columns["start"][order], columns["end"][order], thread[order], name[order])
 
 
-def _note_texts(export: _Export, ids: Ints) -> list[str]:
+def _note_texts(export: Export, ids: Ints) -> list[str]:
     """Return the texts of annotations: kept in the row itself or in the table of strings."""
     known = {row[1] for row in export.base.execute("PRAGMA table_info(NVTX_EVENTS)")}
     own = export.base.execute("SELECT text FROM NVTX_EVENTS").fetchall() if "text" in known else []
@@ -250,7 +226,7 @@ def _note_texts(export: _Export, ids: Ints) -> list[str]:
     return [text or export.strings.get(number, "?") for text, number in zip(texts, ids.tolist(), strict=True)]
 
 
-def _waits(export: _Export, calls: Calls) -> Waits:
+def _waits(export: Export, calls: Calls) -> Waits:
     """Return the waits of streams; they are joined to records by `eventSyncId`, since `eventId` is used again."""
     wanted = ("start", "syncType", "streamId", "correlationId", "eventSyncId")
     waits = export.columns(f"{_PREFIX}SYNCHRONIZATION", wanted)
@@ -275,7 +251,7 @@ def _waits(export: _Export, calls: Calls) -> Waits:
     )
 
 
-def _overhead(export: _Export, origin: int) -> Spans:
+def _overhead(export: Export, origin: int) -> Spans:
     columns = export.columns("PROFILER_OVERHEAD", ("start", "end", "nameId"))
     order = np.argsort(columns["start"], kind="stable")
     name = export.names(columns["nameId"][order])
@@ -283,7 +259,7 @@ def _overhead(export: _Export, origin: int) -> Spans:
     return Spans(columns["start"][order] - origin, columns["end"][order] - origin, thread, name)
 
 
-def _devices(export: _Export) -> dict[int, Device]:
+def _devices(export: Export) -> dict[int, Device]:
     if "TARGET_INFO_GPU" not in export.tables:
         return {}
     wanted = ("id", "smCount", "threadsPerWarp", "maxShmemPerBlockOptin", "maxRegistersPerSm", "maxShmemPerSm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from torchweave.trace.pieces import BOUNDARY, Piece
 
 _DOCUMENT = msgspec.json.Decoder(Document)
 _EVENTS = msgspec.json.Decoder(list[Event])
+_NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])-?(?:NaN|Infinity)(?=\s*[,}\]])")
+_REPAIRED = "some text or numbers were not valid JSON or UTF-8 and were read as well as could be"
 
 
 @dataclass(slots=True)
@@ -83,6 +86,14 @@ def _slow(text: bytes, as_list: bool, piece: Piece, file: str) -> Parsed:
     """Decode what msgspec refuses: NaN, bad UTF-8, lone surrogates, values of unusual types."""
     clean = text.decode("utf-8", "replace")
     try:
+        # most often that is all: other values than these can stay with the fast decoder
+        parsed = _fast(_NOT_A_NUMBER.sub("null", clean).encode("utf-8"), as_list)
+    except msgspec.MsgspecError:
+        pass
+    else:
+        parsed.warnings.append(_REPAIRED)
+        return parsed
+    try:
         value = json.loads(clean)
     except json.JSONDecodeError as error:
         if piece.last and _at_end(error, clean):
@@ -106,7 +117,7 @@ def _slow(text: bytes, as_list: bool, piece: Piece, file: str) -> Parsed:
             skipped += 1
         else:
             parsed.events.append(event)
-    parsed.warnings.append("some text or numbers were not valid JSON or UTF-8 and were read as well as could be")
+    parsed.warnings.append(_REPAIRED)
     if skipped:
         parsed.warnings.append(f"{skipped} of {len(rows)} rows were no events and were left out")
     return parsed

@@ -74,6 +74,11 @@ class Facts:
         return (self.values or {}).get(key, default)
 
     @property
+    def moments(self) -> str:
+        """How many moments were charged, in words."""
+        return "1 moment" if self.count == 1 else f"{self.count} moments"
+
+    @property
     def longest(self) -> str:
         """The longest moment, in words."""
         return f"{self.get('longest_ms', 0.0):.3f} ms"

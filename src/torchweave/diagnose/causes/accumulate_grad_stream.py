@@ -3,8 +3,8 @@
 The node that accumulates a parameter's gradient keeps the stream that it was made under. If the graph was made,
 or DDP built, under another stream, accumulation goes there and waits are added.
 
-**Evidence needed.** A live run, which sees the node's stream; PyTorch 2.10 and later warn. A trace shows
-`AccumulateGrad` kernels on a third stream, with waits.
+**Evidence needed.** An event wait before or behind an `AccumulateGrad` kernel on a stream that is not where
+backward mainly works: `likely`. A live run sees the node's stream, and PyTorch 2.10 and later warn.
 
 **Mend.** Build the graph and DDP under the stream that trains.
 
@@ -18,13 +18,17 @@ from __future__ import annotations
 from torchweave.diagnose.causes import Facts
 
 RECOVERABLE = True
-SEEN_IN = "live run"
+SEEN_IN = "trace"
 MEND = """\
 with torch.cuda.stream(training_stream):
     model = DistributedDataParallel(module)
 """
 
 
-def evidence(_: Facts) -> str:
+def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return "Gradients accumulated on a stream that is not the one that computes them."
+    return (
+        f"{facts.moments}: {facts.get('pending_op')} on stream {facts.get('pending_stream')} waited for "
+        f"{facts.get('blocker')} on stream {facts.get('blocker_stream')}, and one of the two accumulates gradients; "
+        f"{facts.longest} the longest."
+    )

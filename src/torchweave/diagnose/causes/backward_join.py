@@ -30,6 +30,6 @@ with torch.cuda.stream(stream_of_the_next):
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: autograd made stream {facts.get('pending_stream')} wait for the end of "
+        f"{facts.moments}: autograd made stream {facts.get('pending_stream')} wait for the end of "
         f"backward, and {facts.get('pending_op')} stood behind that wait for {facts.longest} at most."
     )

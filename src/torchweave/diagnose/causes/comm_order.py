@@ -27,6 +27,6 @@ dist.all_gather_into_tensor(out, x, group=urgent, async_op=True)
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: the awaited collective stood behind {facts.get('blocker')} on stream "
+        f"{facts.moments}: the awaited collective stood behind {facts.get('blocker')} on stream "
         f"{facts.get('blocker_stream')}; {facts.longest} the longest."
     )

@@ -25,6 +25,6 @@ MEND = """\
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: {facts.get('pending_op')} on stream {facts.get('pending_stream')} waited "
+        f"{facts.moments}: {facts.get('pending_op')} on stream {facts.get('pending_stream')} waited "
         f"while a copy of the same direction ran on stream {facts.get('blocker_stream')}."
     )

@@ -28,6 +28,6 @@ side.wait_stream(torch.cuda.current_stream())   # or event.wait(): the host goes
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: the host stood in {facts.call}, {facts.median_us:.0f} us each at the median, "
+        f"{facts.moments}: the host stood in {facts.call}, {facts.median_us:.0f} us each at the median, "
         "and launched nothing."
     )

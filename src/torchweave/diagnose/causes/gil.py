@@ -26,6 +26,6 @@ torchweave.weave(forward, backward)   # hands over where a strand would wait
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments in which the launching thread stood still while another thread launched, "
+        f"{facts.moments} in which the launching thread stood still while another thread launched, "
         f"{facts.longest} the longest; their launches alternate."
     )

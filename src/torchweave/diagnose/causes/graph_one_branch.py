@@ -2,8 +2,8 @@
 
 Only streams that fork from, and join, the capturing stream become parallel branches of the graph.
 
-**Evidence needed.** A live run, which sees the capture. Kernels of one replay share one launch call, so a trace
-lacks their launches.
+**Evidence needed.** Both sides on one stream, and nearly all their operations launched by `cudaGraphLaunch`: the
+capture decided on the branches. Kernels of one replay share one launch call.
 
 **Mend.** Fork and join inside the capture.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from torchweave.diagnose.causes import Facts
 
 RECOVERABLE = True
-SEEN_IN = "live run"
+SEEN_IN = "trace"
 MEND = """\
 with torch.cuda.graph(graph):
     side.wait_stream(torch.cuda.current_stream())
@@ -27,6 +27,9 @@ with torch.cuda.graph(graph):
 """
 
 
-def evidence(_: Facts) -> str:
+def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return "The replayed graph has one branch."
+    return (
+        f"Both sides ran on stream {facts.get('pending_stream')}, {facts.get('first_ops')} and "
+        f"{facts.get('second_ops')} operations, nearly all launched by replays of a CUDA graph."
+    )

@@ -31,6 +31,6 @@ value = host.copy_(total, non_blocking=True) # host: pinned, made once
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: the host waited for the device in {facts.get('where_op')} ({facts.call}), "
+        f"{facts.moments}: the host waited for the device in {facts.get('where_op')} ({facts.call}), "
         f"{facts.median_us:.0f} us each at the median."
     )

@@ -30,6 +30,6 @@ for a, b in zip(parts_of_a, parts_of_b):
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments in which the running side's queue was deep and the other's next operation "
+        f"{facts.moments} in which the running side's queue was deep and the other's next operation "
         f"({facts.get('pending_op')}) was not launched yet; it came up to {facts.longest} late."
     )

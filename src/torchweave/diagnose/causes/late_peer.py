@@ -27,6 +27,6 @@ MEND = """\
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: {facts.get('blocker')} ran for up to {facts.get('blocker_ms', 0):.3f} ms, of "
+        f"{facts.moments}: {facts.get('blocker')} ran for up to {facts.get('blocker_ms', 0):.3f} ms, of "
         f"which up to {facts.longest} before its peer came."
     )

@@ -28,6 +28,6 @@ unset CUDA_LAUNCH_BLOCKING
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: the launch calls ({facts.call}) lasted until their kernels had ended, "
+        f"{facts.moments}: the launch calls ({facts.call}) lasted until their kernels had ended, "
         f"{facts.median_us:.0f} us each at the median."
     )

@@ -34,5 +34,5 @@ def evidence(facts: Facts) -> str:
     return (
         f"Kernels of {facts.get('kernel_us', 0):.1f} us at the median, launches "
         f"{facts.get('interval_us', 0):.1f} us apart, started {facts.get('lead_us', 0):.1f} us after their "
-        f"launch calls: the queues were empty {facts.count} times."
+        f"launch calls: the queues were empty in {facts.moments}."
     )

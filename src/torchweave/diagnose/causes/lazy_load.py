@@ -29,6 +29,6 @@ step()                                 # once, with all shapes, before it matter
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments in operators that loaded a kernel's module at its first launch, "
+        f"{facts.moments} in operators that loaded a kernel's module at its first launch, "
         f"{facts.longest} the longest ({facts.get('where_op')})."
     )

@@ -30,7 +30,7 @@ side = torch.cuda.Stream()            # non-blocking
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: work on stream {facts.get('pending_stream')} was issued, waited for no event "
+        f"{facts.moments}: work on stream {facts.get('pending_stream')} was issued, waited for no event "
         f"and started right after the end of work on stream {facts.get('blocker_stream')}; one of the two is "
         "the default stream."
     )

@@ -28,7 +28,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=8     # up to 32; before the first CUDA call
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: work on stream {facts.get('pending_stream')} was issued up to "
+        f"{facts.moments}: work on stream {facts.get('pending_stream')} was issued up to "
         f"{facts.longest} earlier, waited for no event, had room, and started just after the start of the "
         f"operation issued before it, on stream {facts.get('blocker_stream')}."
     )

@@ -30,7 +30,7 @@ urgent = torch.cuda.Stream(priority=-1)
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: {facts.get('blocker')} ({facts.get('blocks')} blocks of "
+        f"{facts.moments}: {facts.get('blocker')} ({facts.get('blocks')} blocks of "
         f"{facts.get('threads')} threads on {facts.get('sms')} multiprocessors) left no room for a block of "
         f"{facts.get('pending_op')}."
     )

@@ -3,7 +3,8 @@
 Two kernels at once share memory bandwidth, multiprocessors and power. The same kernel takes longer beside
 another than alone.
 
-**Evidence needed.** The same kernel name and grid, alone and beside the other side, in one trace.
+**Evidence needed.** The same kernel name and grid, at least three times alone and three times beside the other
+side, in one trace. It costs no overlap, so it is a remark of the report and never charged.
 
 **Mend.** None in general; overlap work that needs different resources.
 

@@ -28,6 +28,6 @@ profile(with_stack=True, experimental_config=_ExperimentalConfig(
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments that no rule explains: the recorder's own time, gaps of up to 15 us, launches "
+        f"{facts.moments} that no rule explains: the recorder's own time, gaps of up to 15 us, launches "
         f"that were not recorded; {facts.longest} the longest."
     )

@@ -36,7 +36,7 @@ with torch.cuda.stream(s2):
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.count} moments: work on stream {facts.get('pending_stream')} waited for an event and started "
+        f"{facts.moments}: work on stream {facts.get('pending_stream')} waited for an event and started "
         f"when {facts.get('blocker')} on stream {facts.get('blocker_stream')} ended; {facts.longest} the "
         "longest."
     )

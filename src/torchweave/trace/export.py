@@ -1,0 +1,46 @@
+"""An SQLite export with columns by name and texts as codes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchweave.trace.timeline import Ints
+
+
+class Export:
+    """An open export: its tables, and names given codes as they appear."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        tables = self.base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        self.tables = {name for (name,) in tables}
+        self.codes: dict[str, int] = {}
+        self.strings: dict[Any, str] = {}
+        if "StringIds" in self.tables:
+            self.strings = dict(self.base.execute("SELECT id, value FROM StringIds"))
+
+    def columns(self, table: str, wanted: Sequence[str], *, default: int = -1) -> dict[str, Ints]:
+        """Return columns of a table as int64; what is missing or null becomes the default."""
+        if table not in self.tables:
+            return {name: np.zeros(0, dtype=np.int64) for name in wanted}
+        known = {row[1] for row in self.base.execute(f"PRAGMA table_info({table})")}
+        chosen = [f"IFNULL({name}, {default})" if name in known else str(default) for name in wanted]
+        # the names come from this module and the export's own list of columns, never from the user
+        rows = self.base.execute(f"SELECT {', '.join(chosen)} FROM {table}").fetchall()  # noqa: S608
+        table_of = np.array(rows, dtype=np.int64).reshape(-1, len(wanted))
+        return {name: table_of[:, column] for column, name in enumerate(wanted)}
+
+    def names(self, ids: Ints) -> Ints:
+        """Return codes for strings of the export."""
+        return self.code([self.strings.get(number, str(number)) for number in ids.tolist()])
+
+    def code(self, texts: Sequence[str]) -> Ints:
+        """Return codes for texts."""
+        codes = self.codes
+        return np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
