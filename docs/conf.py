@@ -1,6 +1,7 @@
 """Settings of the documentation: Markdown through MyST, and the docstrings of the public names."""
 
 from importlib.metadata import version as version_of
+from pathlib import Path
 
 project = "torchweave"
 author = "The torchweave developers"
@@ -23,3 +24,20 @@ autodoc_member_order = "bysource"
 
 html_theme = "alabaster"
 html_theme_options = {"description": "Forward and backward at once, or why not", "fixed_sidebar": True}
+
+
+def write_causes(_: object) -> None:
+    """Write the page of causes from their docstrings: a rule's documentation lives on the rule."""
+    from torchweave.diagnose.causes import NAMES, cause
+
+    parts = ["# Causes\n", "Every name that `torchweave why` gives, as `torchweave explain` prints it.\n"]
+    for name in NAMES:
+        about = cause(name)
+        parts.append(f"## {name}\n\n{about.page.strip()}\n")
+        if about.mend:
+            parts.append(f"```text\n{about.mend.rstrip()}\n```\n")
+    (Path(__file__).parent / "causes.md").write_text("\n".join(parts))
+
+
+def setup(app: object) -> None:
+    app.connect("builder-inited", write_causes)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from torchweave.engine.channels import Channels
 from torchweave.engine.collectives import COLLECTIVES, Interception
 from torchweave.engine.conduct import Conduct
 from torchweave.engine.order import WAIT
+from torchweave.engine.pair import engine
 from torchweave.engine.strands import Strand
 
 COST_LIMIT_US = 2.0
@@ -22,7 +23,8 @@ COST_LIMIT_US = 2.0
 
 @pytest.fixture
 def group():
-    """A default group of this process alone."""
+    """A default group of this process alone, with nobody else watching c10d."""
+    engine().close()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -167,7 +169,10 @@ def test_outside_a_weave_a_real_collective_costs_less_than_two_microseconds_more
 
     best = {"watched": float("inf"), "plain": float("inf")}
     try:
-        for _ in range(60):
+        for _ in range(240):
+            # gloo's own thread makes its times jump, upwards only: measure until both have had a quiet moment
+            if best["plain"] < float("inf") and best["watched"] - best["plain"] < COST_LIMIT_US:
+                break
             for name, method, wait in (("watched", watched, watched_wait), ("plain", original, plain_wait)):
                 dist.ProcessGroup.allreduce = method
                 c10d.Work.wait = wait
@@ -178,8 +183,7 @@ def test_outside_a_weave_a_real_collective_costs_less_than_two_microseconds_more
         made.remove()
         dist.ProcessGroup.allreduce = original
         c10d.Work.wait = plain_wait
-    # gloo's own thread makes its times jump: one microsecond of noise is allowed beside the limit
-    assert best["watched"] - best["plain"] < COST_LIMIT_US + 1.0, best
+    assert best["watched"] - best["plain"] < COST_LIMIT_US, best
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
