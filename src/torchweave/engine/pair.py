@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from torchweave.errors import BrokenGroupError, UsageError
 T = TypeVar("T")
 
 _OLDEST_TORCH = (2, 10)
+# so many kinds of pairs are a sign that they are told apart by something that should not count
+MANY_KINDS, MOST_KINDS = 128, 1024
 
 
 class Engine:
@@ -142,9 +145,21 @@ class Engine:
             _count_pair(conduct)
             strands.part()
         self._kinds.learn(conduct.nodes)
-        self._decisions[self._kinds.name(fingerprint)] = decision
+        self._remember(self._kinds.name(fingerprint), decision)
         decision.strategy_for(strategy)  # raises where the strategy that was asked for cannot run this kind
         return result
+
+    def _remember(self, key: Hashable, decision: choose.Decision) -> None:
+        """Keep a decision; the oldest goes where there are too many, in the same order on every rank."""
+        self._decisions[key] = decision
+        if len(self._decisions) == MANY_KINDS:
+            warnings.warn(
+                f"weave has met {MANY_KINDS} kinds of pairs, and the first pair of each runs serially. If modules are "
+                "made anew for every pair, or a number chooses among them, name the kinds: weave(..., kind=...)",
+                stacklevel=6,
+            )
+        if len(self._decisions) > MOST_KINDS:
+            del self._decisions[next(iter(self._decisions))]
 
 
 def weave(
