@@ -29,7 +29,11 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = _Parser(prog="torchweave", description=__doc__)
+    parser = _Parser(
+        prog="torchweave",
+        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a GPU "
+        "does not overlap.",
+    )
     parser.add_argument("--version", action="version", version=f"torchweave {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
