@@ -25,6 +25,20 @@ class TorchweaveError(Exception):
         super().__init__(" ".join(parts))
 
 
+def described(value: object) -> str:
+    """Describe what was given, in one short line, for an error's `given`.
+
+    Args:
+        value: Anything; a tensor is described by its shape, and never by its numbers.
+    """
+    shape = getattr(value, "shape", None)
+    if type(value).__name__ in ("Tensor", "Parameter", "ndarray") and shape is not None:
+        return f"a tensor of shape {tuple(shape)}"
+    if value is None:
+        return "None"
+    return f"{type(value).__name__}: {' '.join(repr(value).split())[:80]}"
+
+
 class UsageError(TorchweaveError, ValueError):
     """An argument, option or setting is not what is allowed (exit code 2)."""
 

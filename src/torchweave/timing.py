@@ -134,7 +134,8 @@ class Stopwatch:
         return self.reading.verdict
 
     def __str__(self) -> str:
-        return self.verdict
+        # printing must not raise: it happens in error handlers and debuggers
+        return repr(self) if self._reading is None else self.verdict
 
     def __repr__(self) -> str:
         if self._reading is None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from torchweave.errors import UsageError
+from torchweave.errors import UsageError, described
 
 Strategy = Literal["auto", "serial", "turns", "streams"]
 Result = TypeVar("Result")
@@ -88,10 +88,9 @@ def as_callable(name: str, value: object) -> Callable[..., Any]:
 def wrong_type(name: str, allowed: str, value: object) -> UsageError:
     """Return the error for an argument `name` that should have been `allowed`."""
     remedy = f"make `{name}` {allowed}"
-    if isinstance(value, torch.Tensor):
-        remedy += f"; for one tensor, `[{name}]`" if "list" in allowed else ""
-        return UsageError(f"`{name}` is {allowed}", given=f"a tensor of shape {tuple(value.shape)}", remedy=remedy)
-    return UsageError(f"`{name}` is {allowed}", given=f"{type(value).__name__}: {value!r:.80}", remedy=remedy)
+    if isinstance(value, torch.Tensor) and "list" in allowed:
+        remedy += f"; for one tensor, `[{name}]`"
+    return UsageError(f"`{name}` is {allowed}", given=described(value), remedy=remedy)
 
 
 def _backward_of_loss(loss: torch.Tensor) -> None:

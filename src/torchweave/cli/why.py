@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto and len(files) > 1:
         raise UsageError("`--perfetto` takes one trace", given=f"{len(files)} traces", remedy="give one of them")
     together = len(args.traces) == 1 and Path(args.traces[0]).is_dir()
-    found = diagnose_files(
-        files, between=args.between, window_ms=window, range_name=args.range_name, one_job=together
-    )
+    found = diagnose_files(files, between=args.between, window_ms=window, range_name=args.range_name, one_job=together)
     for error in found.errors:
         if len(files) == 1:
             raise error

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchweave.engine.pair import engine
+from torchweave.errors import UsageError, described
 
 
-@contextlib.contextmanager
-def communication(*tensors: torch.Tensor) -> Iterator[None]:
+def communication(*tensors: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Run the communication inside on a communication lane, and let the other strand go on until it has ended.
 
     For communication that weave cannot find by itself: DeepEP, a custom kernel, a copy to the host. With CUDA, what is
@@ -25,9 +25,25 @@ def communication(*tensors: torch.Tensor) -> Iterator[None]:
         tensors: What the body uses by other means than torch operators (those are seen): kept alive until the strand's
             stream waits for the lane, so that their memory is not used again too early.
 
+    Returns:
+        A context manager, for one `with` block.
+
     Raises:
+        UsageError: An argument is no tensor.
         NotWeavableError: `torch.distributed` is used inside; it is found by itself and needs no region.
     """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                "communication() takes the tensors that its body uses, one by one",
+                given=described(tensor),
+                remedy="write `with communication(x, y):`, or `with communication():` where torch operators use them",
+            )
+    return _region(tensors)
+
+
+@contextlib.contextmanager
+def _region(tensors: tuple[torch.Tensor, ...]) -> Iterator[None]:
     strand = engine().interception.current()
     if strand is None or strand.inside:
         yield

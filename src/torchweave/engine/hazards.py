@@ -23,6 +23,7 @@ from torchweave.engine.state import Shared
 _DEPTH = 6
 # functions that set state of the whole process: under free strands the other strand would see it
 _RANDOM_SETTERS = ((torch, "set_rng_state"), (torch, "manual_seed"), (torch.cuda, "set_rng_state"))
+_SETS_RANDOM = "the backward sets the random state (activation checkpointing does, unless preserve_rng_state=False)"
 _SETTERS = (
     (torch, "set_default_dtype"),
     (torch, "set_float32_matmul_precision"),
@@ -65,7 +66,7 @@ class Hazards:
         hook = register_optimizer_step_pre_hook(self._optimizer_steps)
         try:
             with (
-                self._tripwires(_RANDOM_SETTERS, "the backward sets the random state"),
+                self._tripwires(_RANDOM_SETTERS, _SETS_RANDOM),
                 self._tripwires(_SETTERS, "the backward sets numerical state of the process"),
             ):
                 yield

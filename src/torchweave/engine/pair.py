@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import warnings
 from collections import Counter
@@ -26,10 +27,11 @@ from torchweave.engine.roll import Roll
 from torchweave.engine.streams import Streams
 from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
-from torchweave.errors import BrokenGroupError, UsageError
+from torchweave.errors import BrokenGroupError, NotWeavableError, UsageError, described
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("torchweave")
 _OLDEST_TORCH = (2, 10)
 # so many kinds of pairs are a sign that they are told apart by something that should not count
 MANY_KINDS, MOST_KINDS = 128, 1024
@@ -146,7 +148,16 @@ class Engine:
             strands.part()
         self._kinds.learn(conduct.nodes)
         self._remember(self._kinds.name(fingerprint), decision)
-        decision.strategy_for(strategy)  # raises where the strategy that was asked for cannot run this kind
+        _LOG.info("pairs of this kind run by %s: %s", decision.choice, decision.reason)
+        try:
+            decision.strategy_for(strategy)
+        except NotWeavableError as error:
+            raise NotWeavableError(
+                error.rule,
+                given=error.given,
+                remedy=f"{error.remedy}. This pair has run serially, as every first one does: its gradients are there, "
+                "do not run it again",
+            ) from None
         return result
 
     def _remember(self, key: Hashable, decision: choose.Decision) -> None:
@@ -200,8 +211,8 @@ def weave(
         if not callable(value):
             raise UsageError(
                 f"weave takes two callables; {name} has to be one",
-                given=f"{type(value).__name__} {value!r:.80}",
-                remedy=f"pass a function without arguments, as in weave({name}=lambda: ...)",
+                given=described(value),
+                remedy=f"pass a function that does the work, as in weave({name}=lambda: ...), not what it returned",
             )
     if strategy not in choose.STRATEGIES:
         raise UsageError(
