@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,7 +30,11 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = _Parser(prog="torchweave", description=__doc__)
+    parser = _Parser(
+        prog="torchweave",
+        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a GPU "
+        "does not overlap.",
+    )
     parser.add_argument("--version", action="version", version=f"torchweave {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
@@ -42,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.configure(sub)
-        sub.set_defaults(run=module.run)
+        sub.set_defaults(run=module.run, parser=sub)
     return parser
 
 
@@ -56,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: the subcommand's own, 2 for a usage error, 3 for unreadable input, 4 for another error
         of ours.
     """
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        _refuse_options(args.parser, unknown)
     try:
         return int(args.run(args))
     except UsageError as error:
@@ -71,6 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader (`| head`) has gone; there is nobody left to tell
         sys.stderr.close()
         return 141
+
+
+def _refuse_options(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Leave with the subcommand's own usage, and with what was perhaps meant."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
 
 
 def _report(error: TorchweaveError, code: int) -> int:

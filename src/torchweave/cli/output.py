@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from torchweave.diagnose.ranks import Found
 from torchweave.reporting.record import to_json
@@ -36,6 +37,28 @@ def show(found: Found, *, as_json: bool, as_list: bool) -> None:
     lines += [Line(""), Line("Between the ranks", "bold")] if found.differences else []
     lines += [Line(f"  {text}") for text in found.differences]
     print_lines(lines)
+
+
+def write(found: Found, source: Path, *, html: Path | None, perfetto: Path | None) -> None:
+    """Write the reports that go to files, and say so on standard error.
+
+    Args:
+        found: The diagnoses, and what differs between ranks.
+        source: The first trace.
+        html: Where the HTML page goes, None for nowhere.
+        perfetto: Where the trace for Perfetto goes, None for nowhere.
+    """
+    if html is not None:
+        from torchweave.reporting.html import write_html
+
+        write_html(found.diagnoses, html, differences=found.differences)
+    if perfetto is not None:
+        from torchweave.reporting.perfetto import write_perfetto
+
+        write_perfetto(found.diagnoses[0], source, perfetto)
+    for path in (html, perfetto):
+        if path is not None:
+            print(f"torchweave: wrote {path}", file=sys.stderr)
 
 
 def can_print(text: str) -> bool:

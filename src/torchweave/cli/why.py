@@ -20,6 +20,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave why`."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace, several, or a folder of ranks")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write one HTML page, which needs no network")
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="FILE", help="also write the trace with the diagnosis as tracks for Perfetto"
+    )
     parser.add_argument(
         "--between",
         nargs=2,
@@ -32,15 +36,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave why`."""
-    from torchweave.cli.output import show
+    from torchweave.cli.output import show, write
     from torchweave.diagnose.ranks import diagnose_files
 
     window = parse_window(args.window)
     files = find_traces(args.traces)
+    if args.perfetto and len(files) > 1:
+        raise UsageError("`--perfetto` takes one trace", given=f"{len(files)} traces", remedy="give one of them")
     together = len(args.traces) == 1 and Path(args.traces[0]).is_dir()
-    found = diagnose_files(
-        files, between=args.between, window_ms=window, range_name=args.range_name, one_job=together
-    )
+    found = diagnose_files(files, between=args.between, window_ms=window, range_name=args.range_name, one_job=together)
     for error in found.errors:
         if len(files) == 1:
             raise error
@@ -49,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"torchweave: no traces, skipped: {', '.join(found.skipped)}", file=sys.stderr)
     if not found.diagnoses:
         return EXIT_UNREADABLE
+    write(found, files[0], html=args.html, perfetto=args.perfetto)
     show(found, as_json=args.json, as_list=len(files) > 1 or together)
     if found.errors:
         return EXIT_UNREADABLE

@@ -210,7 +210,7 @@ class Diagnosis:
         names: The strings that `Lane.name` refers to.
         not_known: What the trace cannot tell, and how to record one that can.
         warnings: What was wrong with the file.
-        origin_ns: Begin of the window on the trace's clock; zero of all columns here.
+        origin_ns: Begin of the window on the recorder's own clock; zero of all columns here.
         device_name: The device's name, empty where the trace does not say.
         remarks: What was seen beside the causes, as sentences.
     """

@@ -26,7 +26,7 @@ FORMS = "forward, backward, compute, communication, copies, stream:N, range:NAME
 
 # Names come last: only what no record, annotation or stream has shown to be communication.
 _COLLECTIVE_NAME = re.compile(
-    r"nccl|rccl|nvshmem|\bep::(?:internode|intranode)|deep_?ep\b|mscclpp|Memcpy PtoP", re.IGNORECASE
+    r"nccl|torchweave_link|rccl|nvshmem|\bep::(?:internode|intranode)|deep_?ep\b|mscclpp|Memcpy PtoP", re.IGNORECASE
 )
 _COLLECTIVE_NOTE = re.compile(
     r"^(?:nccl|gloo|rccl):|all_?gather|all_?reduce|reduce_?scatter|all_?to_?all|\b(?:dispatch|combine|broadcast)\b",

@@ -76,7 +76,7 @@ def diagnose(
         names=timeline.names,
         not_known=not_known(window, sides),
         warnings=timeline.warnings,
-        origin_ns=window.begin,
+        origin_ns=timeline.origin_ns + window.begin,
         device_name=device.name if device else "",
         remarks=(*hints(window, sides), *remarks(window, sides)),
     )

@@ -9,7 +9,7 @@ from torchweave.trace.kineto import read_kineto
 from torchweave.trace.pieces import open_trace
 from torchweave.trace.timeline import Timeline
 
-_SQLITE = b"SQLite format 3\0"
+SQLITE_MAGIC = b"SQLite format 3\0"
 # what people give by mistake, by its first bytes
 _OTHERS = (
     (b"PK\x03\x04", "a zip archive (a checkpoint or a wheel?)"),
@@ -42,7 +42,7 @@ def read(path: str | Path) -> Timeline:
         head = file.read(16)
     if not head:
         raise UnreadableInputError("A trace must not be empty", given=f"{path}: 0 bytes")
-    if head.startswith(_SQLITE):
+    if head.startswith(SQLITE_MAGIC):
         from torchweave.trace.nsys import read_nsys
 
         timeline = read_nsys(path)

@@ -1,0 +1,202 @@
+"""IDEA: what belongs to a strand and what to the process.
+
+Two kinds of state would make a woven run differ from a serial one. What is *per thread* (grad mode, autocast, modes,
+hooks, streams) has to be the same on the backward's worker thread as where `weave` was called: `Inherited`. What is
+*per process* (the random state, numerical settings) would leak from one strand into the other: `Shared` is saved and
+put back whenever the turn changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch as dispatch_modes
+
+Setting: TypeAlias = tuple[str, Callable[[], Any], Callable[[Any], None]]
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _set_anomaly(value: tuple[bool, bool]) -> None:
+    torch.set_anomaly_enabled(value[0], check_nan=value[1])
+
+
+# Settings of the process that change numbers or checks. Each getter costs well under a microsecond.
+SETTINGS: tuple[Setting, ...] = (
+    ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (
+        "deterministic algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        _set_deterministic,
+    ),
+    ("anomaly mode", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
+    ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    ("math attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+)
+
+
+class Shared(NamedTuple):
+    """State of the process at one moment: settings, and the random state of the CPU and of every device.
+
+    Attributes:
+        settings: Values in the order of `SETTINGS`.
+        cpu: State of the CPU generator, uint8.
+        devices: Seed and offset of each CUDA device's generator.
+    """
+
+    settings: tuple[Any, ...]
+    cpu: torch.Tensor
+    devices: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def capture(cls) -> Shared:
+        """Return the state as it is now."""
+        devices: tuple[tuple[int, int], ...] = ()
+        if torch.cuda.is_initialized():
+            devices = tuple((g.initial_seed(), g.get_offset()) for g in torch.cuda.default_generators)
+        return cls(tuple(get() for _, get, _ in SETTINGS), torch.default_generator.get_state(), devices)
+
+    def restore(self) -> None:
+        """Make this the state of the process again; what is already so is left alone."""
+        for (_, get, put), value in zip(SETTINGS, self.settings, strict=True):
+            if get() != value:
+                put(value)
+        torch.default_generator.set_state(self.cpu)
+        if self.devices:
+            for generator, (seed, offset) in zip(torch.cuda.default_generators, self.devices, strict=True):
+                if generator.initial_seed() != seed:
+                    generator.manual_seed(seed)
+                if generator.get_offset() != offset:
+                    generator.set_offset(offset)
+
+    def changes(self, later: Shared) -> tuple[str, ...]:
+        """Name what differs in a later state."""
+        found = [
+            name
+            for (name, _, _), before, after in zip(SETTINGS, self.settings, later.settings, strict=True)
+            if before != after
+        ]
+        if not torch.equal(self.cpu, later.cpu):
+            found.append("random state of the CPU")
+        # devices that were not initialised before have their first state now: nothing was drawn from them earlier
+        for index, (before, after) in enumerate(zip(self.devices, later.devices, strict=False)):
+            if before != after:
+                found.append(f"random state of CUDA device {index}")
+        return tuple(found)
+
+
+class Inherited:
+    """State of the calling thread, for the thread that runs the backward strand.
+
+    Source: torch keeps each of these in thread-local storage; a new thread begins with the defaults.
+    """
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._functions = _get_current_function_mode_stack()
+        self._dispatches = dispatch_modes._get_current_dispatch_mode_stack()
+        self._saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._hooks_forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self._threads = torch.get_num_threads()
+        self._autocast = tuple(
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _autocast_kinds()
+        )
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._nesting = torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        self._device: int | None = None
+        self._streams: tuple[torch.cuda.Stream, ...] = ()
+        if torch.cuda.is_initialized():
+            self._device = torch.cuda.current_device()
+            self._streams = tuple(torch.cuda.current_stream(d) for d in range(torch.cuda.device_count()))
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` on this thread under the state that was captured."""
+        self._context.run(self._run, work)
+
+    def clear_casts(self) -> None:
+        """Throw the autocast cache away where the caller is in no autocast region, as a region's own end does."""
+        if self._nesting == 0:
+            torch.clear_autocast_cache()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self._inference))
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            stack.enter_context(self._thread_settings())
+            stack.enter_context(self._autocast_state())
+            stack.enter_context(self._saved_hooks())
+            stack.enter_context(self._modes())
+            work()
+
+    @contextlib.contextmanager
+    def _thread_settings(self) -> Iterator[None]:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        if self._device is not None:
+            for stream in self._streams:
+                torch.cuda.set_stream(stream)
+            torch.cuda.set_device(self._device)
+        yield
+
+    @contextlib.contextmanager
+    def _autocast_state(self) -> Iterator[None]:
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._autocast_cache)
+        # The cache of casts is the process's, the nesting is the thread's: a region that ends here at nesting 0 would
+        # throw away the casts that the forward strand is using. One level more than the caller keeps them.
+        for _ in range(self._nesting + 1):
+            torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            for _ in range(self._nesting + 1):
+                torch.autocast_decrement_nesting()
+
+    @contextlib.contextmanager
+    def _saved_hooks(self) -> Iterator[None]:
+        autograd = torch._C._autograd
+        if self._hooks_forbidden is not None:
+            autograd._saved_tensors_hooks_disable(self._hooks_forbidden)
+        if self._saved_tensor_hooks is not None:
+            autograd._push_saved_tensors_default_hooks(*self._saved_tensor_hooks)
+        try:
+            yield
+        finally:
+            if self._saved_tensor_hooks is not None:
+                autograd._pop_saved_tensors_default_hooks()
+
+    @contextlib.contextmanager
+    def _modes(self) -> Iterator[None]:
+        for mode in self._functions:
+            torch._C._push_on_torch_function_stack(mode)
+        for mode in self._dispatches:
+            dispatch_modes._push_mode(mode)
+        try:
+            yield
+        finally:
+            for mode in reversed(self._dispatches):
+                dispatch_modes._pop_mode(getattr(mode, "_mode_key", None))
+            for _ in self._functions:
+                torch._C._pop_torch_function_stack()
+
+
+def _autocast_kinds() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)

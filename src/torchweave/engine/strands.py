@@ -1,0 +1,234 @@
+"""IDEA: one side of a pair while it runs: what it met so far, and what it must meet next.
+
+A strand is told of every operation that it issues and of every wait. It writes them down (first pair of a kind) or
+compares them with the record, and asks its `Conduct` when it may issue and whether to let the other strand go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from torchweave.engine.channels import Channel
+from torchweave.engine.order import REGION, WAIT, Record, Step
+from torchweave.engine.state import Shared
+from torchweave.errors import BrokenGroupError, DeviationError, NotWeavableError
+
+if TYPE_CHECKING:
+    from torchweave.engine.conduct import Conduct
+
+# a strand's own state while it waits for its turn: the process's, and that of modules that remember their pass
+Saved: TypeAlias = tuple[Shared, tuple[Any, ...]]
+
+# the ordinal of a wait for something that this strand did not issue
+_ELSEWHERE = -1
+# marks Works of groups of one: waiting for them hides nothing
+_QUIET = -2
+
+
+class Strand:
+    """The forward or the backward of a pair.
+
+    Args:
+        name: `forward` or `backward`.
+        conduct: Decides who may go on.
+        expected: The record to follow, or None to write one.
+    """
+
+    def __init__(self, name: str, conduct: Conduct, expected: Record | None) -> None:
+        self.name, self.conduct = name, conduct
+        self.other: Strand = self
+        self.expected = expected
+        self.met: list[Step] = []
+        self.position = 0
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.saved: Saved | None = None
+        self.final: Saved | None = None
+        self.in_region = False
+        # while a backend runs one of our calls, what it calls in turn is its own business
+        self.inside = False
+        self._num_issued = 0
+        self._works: dict[int, tuple[Any, int]] = {}
+        self._tensors: dict[int, tuple[list[torch.Tensor], int]] = {}
+
+    def issue(self, operation: str, channel: Channel, start: Callable[[], Any]) -> Any:
+        """Start an operation on a channel, in its place, and return what `start` returned."""
+        self._refuse_in_region(operation)
+        if channel.broken:
+            raise BrokenGroupError(channel.name, channel.broken)
+        self._step((operation, channel.name))
+        self.conduct.meet(channel)
+        self.conduct.before_issue(self)
+        try:
+            return self._guarded(start)
+        finally:
+            self._num_issued += 1
+            self.conduct.after_issue(self)
+
+    def pass_through(self, start: Callable[[], Any]) -> Any:
+        """Start an operation that is no crossing, because nobody else takes part."""
+        self._refuse_in_region("an operation of a group of one")
+        return self._guarded(start)
+
+    def keep_work(self, work: Any, *, quiet: bool = False) -> None:
+        """Remember what a Work belongs to, until it is waited for."""
+        if work is not None:
+            self._works[id(work)] = (work, _QUIET if quiet else self._num_issued - 1)
+
+    def keep_tensors(self, tensors: list[torch.Tensor]) -> None:
+        """Remember what the results of a functional collective belong to, until the first is waited for."""
+        entry = (tensors, self._num_issued - 1)
+        for tensor in tensors:
+            self._tensors[tensor.untyped_storage()._cdata] = entry
+
+    def wait_work(self, work: Any, wait: Callable[[], Any]) -> Any:
+        """Let the other strand go on, then wait for a Work."""
+        _, ordinal = self._works.pop(id(work), (None, _ELSEWHERE))
+        if ordinal == _QUIET:
+            return self._guarded(wait)
+        return self._cross((WAIT, ordinal), wait)
+
+    def wait_tensor(self, tensor: torch.Tensor, wait: Callable[[], Any]) -> Any:
+        """Let the other strand go on, then wait for the result of a functional collective."""
+        entry = self._tensors.get(tensor.untyped_storage()._cdata)
+        if entry is None:
+            return self._guarded(wait)
+        tensors, ordinal = entry
+        for one in tensors:
+            # the whole operation has ended by then: its other results need no crossing of their own
+            self._tensors.pop(one.untyped_storage()._cdata, None)
+        return self._cross((WAIT, ordinal), wait)
+
+    @contextlib.contextmanager
+    def region(self, *, holds_turn: bool) -> Iterator[None]:
+        """Run a `communication()` region, and let the other strand go on meanwhile.
+
+        Args:
+            holds_turn: Whether the body only queues work (a device lane carries it out, and the turn is given away
+                when the body ends), or is itself the communication (the turn is given away while it runs).
+        """
+        self._refuse_in_region("another communication() region")
+        self._step((REGION, 0))
+        self._leave()
+        if not holds_turn:
+            self.conduct.leave(self)
+        self.in_region = True
+        try:
+            yield
+            if holds_turn:
+                self.conduct.leave(self)
+        finally:
+            self.in_region = False
+            self.conduct.come_back(self)
+            self._enter(time.perf_counter_ns())
+
+    def check_ended(self, line: str) -> None:
+        """Raise if the record has more steps than this strand met.
+
+        Args:
+            line: `file:line` where the strand's callable is defined.
+        """
+        if self.expected is not None and self.position < len(self.expected):
+            raise self._deviation(self.expected[self.position], "its end", line)
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self.other = None  # type: ignore[assignment]
+        self.result = self.error = self.saved = self.final = None
+        self.release()
+
+    def release(self) -> None:
+        """Forget what was never waited for."""
+        self._works.clear()
+        self._tensors.clear()
+
+    def _cross(self, step: Step, wait: Callable[[], Any]) -> Any:
+        self._refuse_in_region("a wait")
+        self._step(step)
+        self._leave()
+        self.conduct.leave(self)
+        self.conduct.come_back(self)
+        begun = time.perf_counter_ns()
+        try:
+            return self._guarded(wait)
+        except BrokenGroupError:
+            raise
+        except RuntimeError as error:
+            # the backend gave up on a peer: say who failed, where that is known
+            raise self.conduct.explain(self, error) from error
+        finally:
+            self._enter(begun)
+
+    def _leave(self) -> None:
+        if self.conduct.log is not None:
+            self.conduct.log.leave(self.name, time.perf_counter_ns())
+
+    def _enter(self, wait_begun_ns: int) -> None:
+        if self.conduct.log is not None:
+            self.conduct.log.enter(self.name, wait_begun_ns, time.perf_counter_ns())
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        self.inside = True
+        try:
+            return call()
+        finally:
+            self.inside = False
+
+    def _step(self, step: Step) -> None:
+        if self.expected is None:
+            self.met.append(step)
+        elif self.position >= len(self.expected):
+            raise self._deviation(None, _say(step))
+        elif self.expected[self.position] != step:
+            raise self._deviation(self.expected[self.position], _say(step))
+        self.position += 1
+
+    def _deviation(self, expected: Step | None, met: str, line: str = "") -> DeviationError:
+        return DeviationError(
+            rank=self.conduct.rank,
+            strand=self.name,
+            crossing=self.position,
+            expected=_say(expected) if expected is not None else "the strand's end",
+            met=met,
+            line=line or user_line(),
+        )
+
+    def _refuse_in_region(self, what: str) -> None:
+        if self.in_region:
+            raise NotWeavableError(
+                "A communication() region is for communication that is not torch.distributed's",
+                given=f"{what} inside it, at {user_line()}",
+                remedy="leave the region out: operations of torch.distributed are found by themselves",
+            )
+
+
+def _say(step: Step) -> str:
+    if step[0] == WAIT:
+        return f"a wait for its operation {step[1]}" if step[1] != _ELSEWHERE else "a wait for an earlier operation"
+    if step[0] == REGION:
+        return "the end of a communication() region"
+    return f"{step[0]} on {step[1]}"
+
+
+def defined_at(call: Any) -> str:
+    """Return `file:line` where a callable is defined, or what it is."""
+    code = getattr(inspect.unwrap(getattr(call, "func", call)), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(call)
+
+
+def user_line() -> str:
+    """Return `file:line` of the innermost frame that is neither torch's nor ours."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,33 @@
+"""The traces that our own benchmark recorded are explained as what they are."""
+
+from pathlib import Path
+
+import pytest
+
+from torchweave.diagnose.verdicts import diagnose
+from torchweave.trace.read import read
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "least", "most"),
+    [
+        ("h200_hidden4096_link0.84ms_serial.json.gz", "serial", 0.0, 0.01),
+        ("h200_hidden4096_link0.84ms_turns.json.gz", "overlapped", 0.9, 1.0),
+    ],
+)
+def test_the_simulated_link_is_communication(name, verdict, least, most):
+    """Catches a link that counts as computation: the pair would be judged by forward against backward on one stream."""
+    found = diagnose(read(RESULTS / name))
+    assert found.sides.names == ("compute", "communication")
+    assert found.verdict == verdict
+    assert least <= found.communication.hidden_share <= most
+
+
+def test_the_naive_attempt_is_explained():
+    """Catches a README whose report is not what the tool says of that very trace."""
+    found = diagnose(read(RESULTS / "h200_naive_overlap.json.gz"))
+    assert found.sentence == "Forward and backward did not overlap: 23.3 ms of 23.3 ms possible were lost."
+    assert found.causes[0].cause == "backward_on_forward_stream"
+    assert found.causes[0].lost_ms == pytest.approx(23.305, abs=0.01)
