@@ -13,9 +13,7 @@ NO_CAUSE = -1
 
 _SYNC = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^cu(?:Ctx|Stream|Event)Synchronize")
 _COPY = re.compile(r"^(?:cuda|hip)Memcpy|^cuMemcpy")
-_BLOCKING_COPY = re.compile(
-    r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD|WithStream)?(?:_ptds|_v\d+)?$"
-)
+_BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD|WithStream)?(?:_ptds|_v\d+)?$")
 _DEVICE_ALLOC = re.compile(
     r"^(?:cuda|hip)(?:Malloc|Free)(?:Pitch|3D|Array|Managed)?(?:_v\d+)?$|^cuMem(?:Alloc|Free)(?!Host|Async)|"
     r"^(?:cu|hip)Mem(?:Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)"

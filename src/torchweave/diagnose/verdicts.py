@@ -84,9 +84,7 @@ def diagnose(
 
 def _sentence(word: Verdict, sides: SidesFound, found: Numbers) -> str:
     if word == "nothing_to_overlap":
-        return "Nothing to overlap: " + (
-            sides.why if not sides.names else "no moment was left in which both had work."
-        )
+        return "Nothing to overlap: " + (sides.why if not sides.names else "no moment was left in which both had work.")
     one, other = (_title(name) for name in sides.names)
     lost = f"{found.lost_ms:.1f} ms of {found.possible_ms:.1f} ms possible were lost"
     if found.possible_ms < 1:
@@ -124,8 +122,7 @@ def _cause(window: Window, sides: Sides, pending: Pending, found: Charges, lost:
     times = np.column_stack((found.begin, found.end)) - window.begin
     # nothing is shown about what no rule explains
     likely = (
-        about.name == "unknown"
-        or (found.end - found.begin)[found.likely].sum() > 0.5 * (found.end - found.begin).sum()
+        about.name == "unknown" or (found.end - found.begin)[found.likely].sum() > 0.5 * (found.end - found.begin).sum()
     )
     return CauseFound(
         cause=about.name,
