@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from torchweave import __version__
@@ -32,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = _Parser(
         prog="torchweave",
-        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a GPU "
-        "does not overlap.",
+        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a "
+        "GPU does not overlap.",
     )
     parser.add_argument("--version", action="version", version=f"torchweave {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -64,8 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         _refuse_options(args.parser, unknown)
+    if sys.stdout is None:
+        # closed by the caller (`>&-`): only the exit code is wanted
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
     except UsageError as error:
         return _report(error, EXIT_USAGE)
     except UnreadableInputError as error:
@@ -78,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader (`| head`) has gone; there is nobody left to tell
         sys.stderr.close()
         return 141
+    except OSError as error:
+        # what we read and write ourselves is told in our own words; this is standard output: a full disk
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        print(f"torchweave: standard output cannot be written: {error.strerror or error}.", file=sys.stderr)
+        return EXIT_FAILED
+    return code
 
 
 def _refuse_options(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:

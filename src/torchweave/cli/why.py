@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from torchweave.errors import UnreadableInputError, UsageError
+from torchweave.trace.given import is_folder, is_pipe, unreadable
 
 EXIT_LOST, EXIT_UNREADABLE = 1, 3
 
@@ -41,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
     window = parse_window(args.window)
     files = find_traces(args.traces)
-    if args.perfetto and len(files) > 1:
-        raise UsageError("`--perfetto` takes one trace", given=f"{len(files)} traces", remedy="give one of them")
-    together = len(args.traces) == 1 and Path(args.traces[0]).is_dir()
+    if args.perfetto and (len(files) > 1 or is_pipe(files[0])):
+        given = f"{len(files)} traces" if len(files) > 1 else f"{files[0]}, a pipe"
+        raise UsageError("`--perfetto` takes one trace, in a file", given=given, remedy="give one file")
+    together = len(args.traces) == 1 and is_folder(Path(args.traces[0]))
     found = diagnose_files(files, between=args.between, window_ms=window, range_name=args.range_name, one_job=together)
     for error in found.errors:
         if len(files) == 1:
@@ -74,10 +76,14 @@ def parse_window(text: str | None) -> tuple[float, float] | None:
         window = (float(begin) if begin else 0.0, float(end) if end else 1e9)
     except ValueError:
         window = (0.0, 0.0)
+    if dots and window[1] <= window[0] and (begin, end) != ("", "") and window != (0.0, 0.0):
+        raise UsageError("A window has to end after its begin", given=f"`{text}`", remedy="give begin..end, in ms")
     # written so that NaN is refused as well
     if not dots or not window[0] < window[1] <= 1e9:
         raise UsageError(
-            "A window is two times in ms with two dots between them", given=f"`{text}`", remedy="`10..25.5`"
+            "A window is two times in ms with two dots between them",
+            given=f"`{text}`",
+            remedy="write it like `10..25.5`; `10..` goes to the end",
         )
     return window
 
@@ -91,13 +97,18 @@ def find_traces(paths: list[str]) -> list[Path]:
     endings = (".json", ".json.gz", ".sqlite")
     files: list[Path] = []
     for path in map(Path, paths):
-        if not path.is_dir():
+        if not is_folder(path):
             files.append(path)
             continue
-        inside = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(endings))
+        try:
+            inside = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(endings))
+        except OSError as error:
+            raise unreadable(path, error) from error
         if not inside:
             raise UnreadableInputError(
-                "A folder of ranks has to hold traces", given=f"{path}: no file that ends in {', '.join(endings)}"
+                "A folder of ranks has to hold traces",
+                given=f"{path}: no file that ends in {', '.join(endings)}",
+                remedy="give the folder that the traces of all ranks were exported to, or the files one by one",
             )
         files += inside
     return files

@@ -22,6 +22,9 @@ LEAST_SIDE_NS = 20_000
 # On one stream alone, communication below this share of the busy time is no side: no more could be gained.
 LEAST_SHARE = 0.01
 
+# so many streams are named in an error
+_MOST_STREAMS = 20
+
 FORMS = "forward, backward, compute, communication, copies, stream:N, range:NAME"
 
 # Names come last: only what no record, annotation or stream has shown to be communication.
@@ -91,9 +94,7 @@ def find_communication(window: Window) -> Flags:
             continue
         if time[mine & result].sum() > 0.5 * total[row]:
             result |= mine
-        elif (
-            total[row] < total.max() and not work.backward[mine].any() and time[mine & noted].sum() > 0.8 * total[row]
-        ):
+        elif total[row] < total.max() and not work.backward[mine].any() and time[mine & noted].sum() > 0.8 * total[row]:
             # a stream beside the main one that works only inside annotations such as `dispatch`
             result |= mine
     return result
@@ -184,13 +185,22 @@ def _asked(window: Window, between: Sequence[str], communication: Flags) -> Side
     if len(between) != 2:
         raise UsageError("Sides come in twos", given=" ".join(between), remedy=f"give two of: {FORMS}")
     masks = [_select(window, word, communication) for word in between]
-    if (masks[0] & masks[1]).any():
-        masks[1] = masks[1] & ~masks[0]
-    side = np.zeros(len(window.work), dtype=np.int64)
-    for mask, value, word in zip(masks, (FIRST_SIDE, SECOND_SIDE), between, strict=True):
+    for mask, word in zip(masks, between, strict=True):
         if not mask.any():
-            raise UsageError("A side has to hold work", given=f"`{word}` selects none in this window")
-        side[mask] = value
+            raise UsageError(
+                "A side has to hold work",
+                given=f"`{word}` selects no operation",
+                remedy=f"the streams with work are {_streams(window)}; else use {FORMS}",
+            )
+    masks[1] = masks[1] & ~masks[0]
+    if not masks[1].any():
+        raise UsageError(
+            "The two sides have to be different work",
+            given=f"`{between[1]}` selects nothing that `{between[0]}` does not",
+            remedy=f"give two of: {FORMS}",
+        )
+    side = np.zeros(len(window.work), dtype=np.int64)
+    side[masks[0]], side[masks[1]] = FIRST_SIDE, SECOND_SIDE
     names = (between[0], between[1])
     return Sides(SidesFound(names, "They were asked for.", "asked"), side, communication)
 
@@ -210,8 +220,14 @@ def _select(window: Window, word: str, communication: Flags) -> Flags:
     if word in plain:
         return plain[word]()
     kind, _, value = word.partition(":")
-    if kind == "stream" and value.lstrip("-").isdigit():
+    if kind == "stream" and re.fullmatch(r"-?[0-9]{1,18}", value):
         return np.asarray(work.stream == int(value))
     if kind == "range" and value:
         return in_range(window.timeline, work, value)
     raise UsageError("A side has to be a kind of work, a stream or a range", given=f"`{word}`", remedy=f"use {FORMS}")
+
+
+def _streams(window: Window) -> str:
+    numbers = sorted({stream for _, stream in window.lanes})
+    text = ", ".join(f"stream:{number}" for number in numbers[:_MOST_STREAMS])
+    return text + (f" and {len(numbers) - _MOST_STREAMS} more" if len(numbers) > _MOST_STREAMS else "")

@@ -61,14 +61,22 @@ def look_at(
     if range_name is not None:
         inside = in_range(timeline, work, range_name)
         if not inside.any():
-            raise UsageError("A range has to hold work", given=f"`{range_name}`: no work was launched inside it")
+            raise UsageError(
+                "A range has to hold work",
+                given=f"`{range_name}`: no work was launched inside it",
+                remedy="choose an annotation around the launches, or `--window`",
+            )
         begin = max(begin, int(work.begin[inside].min()))
         end = min(end, int(work.end[inside].max()))
     # an operation without length lies in a window too
     keep = (work.begin < end) & (work.end > begin) | (work.begin >= begin) & (work.end <= end)
     if not keep.any():
         length_ms = (int(work.end.max()) - int(work.begin.min())) / 1e6
-        raise UsageError("A window has to hold work", given=f"nothing ran in it; the trace has {length_ms:.3f} ms")
+        raise UsageError(
+            "A window has to hold work",
+            given=f"nothing ran in it; the trace has {length_ms:.3f} ms of device work",
+            remedy=f"choose times within 0..{length_ms:.3f}",
+        )
     kept = take(work, keep)
     kept = replace(kept, begin=np.maximum(kept.begin, begin), end=np.minimum(kept.end, end))
     # operations without length, as old traces round them, neither begin nor end a span
@@ -120,7 +128,9 @@ def in_range(timeline: Timeline, work: Work, name: str) -> Flags:
         raise UsageError(
             "A range has to be a user annotation of the trace",
             given=f"`{name}`",
-            remedy=f"choose one of: {', '.join(known[:20])}" if known else "the trace holds no annotations",
+            remedy=f"choose one of: {', '.join(known[:20])}"
+            if known
+            else "record with `torch.profiler.record_function(NAME)` around the work (this trace has no annotations)",
         )
     at, thread = launch_begin(timeline, work), launch_thread(timeline, work)
     result = np.zeros(len(work), dtype=np.bool_)

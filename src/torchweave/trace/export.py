@@ -18,12 +18,16 @@ class Export:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        _refuse_cut(path)
+        # names in a recording can hold bytes that are no UTF-8
+        self.base.text_factory = _text
         tables = self.base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         self.tables = {name for (name,) in tables}
         self.codes: dict[str, int] = {}
         self.strings: dict[Any, str] = {}
         if "StringIds" in self.tables:
-            self.strings = dict(self.base.execute("SELECT id, value FROM StringIds"))
+            rows = self.base.execute("SELECT id, value FROM StringIds")
+            self.strings = {number: _text(value) for number, value in rows}
 
     def columns(self, table: str, wanted: Sequence[str], *, default: int = -1) -> dict[str, Ints]:
         """Return columns of a table as int64; what is missing or null becomes the default."""
@@ -44,3 +48,21 @@ class Export:
         """Return codes for texts."""
         codes = self.codes
         return np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _refuse_cut(path: Path) -> None:
+    """Refuse a file that is shorter than its own header says: SQLite itself reads what there is.
+
+    Source: SQLite, "Database File Format", 1.3: bytes 16 and 17 hold the size of a page, 28 to 31 their number.
+    """
+    with path.open("rb") as file:
+        head = file.read(32)
+    page = int.from_bytes(head[16:18], "big")
+    wanted = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
+    size = path.stat().st_size
+    if len(head) < 32 or size < wanted:
+        raise ValueError(f"the file ends early: {size} bytes of {wanted}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchweave.errors import UnreadableInputError
+from torchweave.trace.given import unreadable
 
 PIECE_BYTES = 1 << 22
 _READ_BYTES = 1 << 20
@@ -43,9 +44,7 @@ def open_trace(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UnreadableInputError(
-            "A trace has to be a file that can be read", given=f"{path}: {error.strerror}", remedy="check the path"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
