@@ -53,7 +53,7 @@ def blame(window: Window, sides: Sides, late_until: Ints, *, late_is_known: bool
         parts = [charges(lost.begin, lost.end, sharing, lost.pending, lost=True)]
     else:
         parts = _charge_moments(facts, lost, lost=True)
-    return join(parts + _charge_moments(facts, idle_moments(window), lost=False))
+    return join(parts + _charge_moments(facts, idle_moments(window, sides), lost=False))
 
 
 def _charge_moments(facts: _Facts, moments: Moments, *, lost: bool) -> list[Charges]:

@@ -142,10 +142,13 @@ def _after_drain(window: Window, of_call: Ints, mine: Flags, launched: Ints) -> 
     """From the end of a call that drained the queues to the end of the next launch: the call's doing too."""
     calls, work = window.timeline.calls, window.timeline.work
     rows = np.flatnonzero(mine & (of_call != NO_CAUSE))
-    issued = np.sort(np.where(work.call >= 0, calls.end[work.call], work.begin)) if len(calls) else work.begin
+    # only the devices that this thread feeds: another device's queue says nothing about them
+    fed = np.unique(work.device[(work.call >= 0) & mine[np.maximum(work.call, 0)]]) if len(calls) else work.device
+    here = np.isin(work.device, fed)
+    issued = np.sort(np.where(work.call >= 0, calls.end[work.call], work.begin)[here]) if len(calls) else work.begin
     # by the clocks, the last operation may end a little after the call that waited for it
     num_issued = np.searchsorted(issued, calls.end[rows], side="right")
-    num_ended = np.searchsorted(np.sort(work.end), calls.end[rows] + _DRAIN_NS, side="right")
+    num_ended = np.searchsorted(np.sort(work.end[here]), calls.end[rows] + _DRAIN_NS, side="right")
     rows = rows[num_ended >= num_issued]
     launches = np.unique(launched[mine[launched]])
     following = np.searchsorted(calls.begin[launches], calls.end[rows], side="left")

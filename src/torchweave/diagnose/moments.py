@@ -49,9 +49,19 @@ def lost_moments(window: Window, sides: Sides) -> Moments:
     )
 
 
-def idle_moments(window: Window) -> Moments:
-    """Return the moments in which nothing ran on any stream; the next operation of all is what waits."""
+def idle_moments(window: Window, sides: Sides) -> Moments:
+    """Return the moments in which nothing ran on any stream; the next operation on the sides' devices is what waits.
+
+    Where none is to come there, the next operation of all; of several that begin at once, one that has a side.
+    """
     begin, end, pending = _gaps(window, np.ones(len(window.work), dtype=np.bool_))
+    work, sided = window.work, sides.side > 0
+    on_devices = np.isin(work.device, np.unique(work.device[sided])) & (work.end > work.begin)
+    rows = np.flatnonzero(on_devices)
+    rows = rows[np.lexsort((~sided[rows], work.begin[rows]))]
+    at = np.searchsorted(work.begin[rows], end, side="left")
+    known = at < len(rows)
+    pending = np.where(known, np.append(rows, 0)[np.where(known, at, 0)], pending)
     return Moments(begin, end, pending, np.zeros(len(begin), dtype=np.int64))
 
 

@@ -63,9 +63,13 @@ def communication_numbers(window: Window, sides: Sides) -> Communication | None:
     mask = sides.communication
     if not mask.any():
         return None
-    busy = window.busy(mask)
-    hidden = length(intersection(busy, window.busy(~mask))) if not np.all(mask) else 0
-    total = length(busy)
+    total = hidden = 0
+    # beside work of its own device: what another device does hides nothing
+    for device in np.unique(window.work.device[mask]):
+        here = window.work.device == device
+        busy = window.busy(mask & here)
+        total += length(busy)
+        hidden += length(intersection(busy, window.busy(~mask & here)))
     return Communication(
         busy_ms=total / _MS,
         hidden_ms=hidden / _MS,

@@ -30,7 +30,7 @@ class Pending:
         issued: End of the launch call, ns; the begin of the window where it was not recorded.
         thread: Thread of the launch call, -1 where it was not recorded.
         before: The operation before it on its own stream, row of the window's work, -1 for the first.
-        issued_before: The operation issued before it on any other stream, or -1.
+        issued_before: The operation issued before it on any other stream of its device, or -1.
     """
 
     launch: Ints
@@ -51,7 +51,7 @@ def read_pending(window: Window) -> Pending:
         issued=issued,
         thread=launch_thread(window.timeline, work),
         before=_before(window.lane),
-        issued_before=_issued_before(window.lane, launch),
+        issued_before=_issued_before(window, launch),
     )
 
 
@@ -63,15 +63,17 @@ def _before(lane: Ints) -> Ints:
     return result
 
 
-def _issued_before(lane: Ints, launch: Ints) -> Ints:
-    """Return the last operation of another stream in the order of issue."""
-    order = np.argsort(launch, kind="stable")
-    lanes = lane[order]
-    position = np.arange(len(order), dtype=np.int64)
-    # the last position at which the stream changed: everything from there on is the operation's own stream
-    starts = np.maximum.accumulate(np.where(np.concatenate(([True], lanes[1:] != lanes[:-1])), position, 0))
-    result = np.full(len(lane), -1, dtype=np.int64)
-    result[order] = np.where(starts > 0, order[np.maximum(starts - 1, 0)], -1)
+def _issued_before(window: Window, launch: Ints) -> Ints:
+    """Return the last operation of another stream of the same device in the order of issue."""
+    result = np.full(len(launch), -1, dtype=np.int64)
+    for device in np.unique(window.work.device):
+        rows = np.flatnonzero(window.work.device == device)
+        order = rows[np.argsort(launch[rows], kind="stable")]
+        lanes = window.lane[order]
+        position = np.arange(len(order), dtype=np.int64)
+        # the last position at which the stream changed: everything from there on is the operation's own stream
+        starts = np.maximum.accumulate(np.where(np.concatenate(([True], lanes[1:] != lanes[:-1])), position, 0))
+        result[order] = np.where(starts > 0, order[np.maximum(starts - 1, 0)], -1)
     return result
 
 
@@ -148,12 +150,28 @@ def _recorded_waits(window: Window, rows: Ints, after: Ints, until: Ints) -> tup
 
 
 def _awaited(window: Window, pending: Pending, rows: Ints, wait_at: Ints, waits: Flags) -> Ints:
-    """Return the operation of another stream that ended just before each one started, launched before its wait."""
-    work, lane = window.work, window.lane
-    by_end = np.argsort(work.end, kind="stable")
-    ends = work.end[by_end]
-    at = np.searchsorted(ends, work.begin[rows] + _CLOCK_NS, side="right") - 1
+    """Return the operation of another stream that ended just before each one started, launched before its wait.
+
+    One of its own device is looked for first: that another device's work ends just then is more often chance.
+    """
+    work = window.work
     result = np.full(len(rows), -1, dtype=np.int64)
+    devices = np.unique(work.device)
+    for device in devices.tolist():
+        mine = waits & (work.device[rows] == device)
+        _look_back(window, pending, rows, wait_at, mine, np.flatnonzero(work.device == device), result)
+    if len(devices) > 1:
+        _look_back(window, pending, rows, wait_at, waits, np.arange(len(work)), result)
+    return result
+
+
+def _look_back(
+    window: Window, pending: Pending, rows: Ints, wait_at: Ints, waits: Flags, among: Ints, result: Ints
+) -> None:
+    """Fill what was awaited, looking among some operations only."""
+    work, lane = window.work, window.lane
+    by_end = among[np.argsort(work.end[among], kind="stable")]
+    at = np.searchsorted(work.end[by_end], work.begin[rows] + _CLOCK_NS, side="right") - 1
     for back in range(_TRIES):
         index = at - back
         candidate = by_end[np.maximum(index, 0)]
@@ -161,7 +179,6 @@ def _awaited(window: Window, pending: Pending, rows: Ints, wait_at: Ints, waits:
         fits &= work.begin[rows] - work.end[candidate] <= EVENT_LATENCY_NS
         fits &= pending.launch[candidate] < wait_at
         result[fits] = candidate[fits]
-    return result
 
 
 def causes_of_waits(

@@ -46,7 +46,9 @@ def charge_ready(
     beside = np.maximum(running, 0)
     copies = (work.kind[row] == COPY) & (work.kind[beside] == COPY) & (running >= 0)
     copies &= (work.direction[row] == work.direction[beside]) & (work.direction[row] != ON_DEVICE)
-    full = no_room(window, running, row)
+    together = work.device[row] == work.device[beside]
+    copies &= together
+    full = no_room(window, np.where(together, running, -1), row)
     queue = _shares_queue(window, pending)[row]
     default = _ordered_by_default_stream(window, sides, pending)[row]
     # when it was issued has to be known: else it may not have been
@@ -102,10 +104,20 @@ def _shares_queue(window: Window, pending: Pending) -> Flags:
 def _ordered_by_default_stream(window: Window, sides: Sides, pending: Pending) -> Flags:
     """Return which operations start just after the end of one across the default stream's border."""
     work = window.work
+    result = np.zeros(len(work), dtype=np.bool_)
+    # each device has a default stream of its own
+    for device in np.unique(work.device[sides.side > 0]):
+        here = work.device == device
+        result |= here & _ordered_on_device(window, sides, pending, here)
+    return result
+
+
+def _ordered_on_device(window: Window, sides: Sides, pending: Pending, here: Flags) -> Flags:
+    work = window.work
     default = np.isin(work.stream, _DEFAULT_STREAMS)
     result = np.zeros(len(work), dtype=np.bool_)
     for mine in (True, False):
-        rows, others = np.flatnonzero(default == mine), np.flatnonzero(default != mine)
+        rows, others = np.flatnonzero(here & (default == mine)), np.flatnonzero(here & (default != mine))
         if len(rows) == 0 or len(others) == 0:
             continue
         ends = np.sort(work.end[others])
@@ -118,8 +130,9 @@ def _ordered_by_default_stream(window: Window, sides: Sides, pending: Pending) -
         result[rows] = near & clear
     # one such start can be chance; ordering shows in nearly all changes around it that the device decided on
     issued_early = work.begin - pending.issued > 2 * _SOON_NS
-    crossing = np.concatenate(([False], default[1:] != default[:-1]))
-    changes = np.flatnonzero(crossing & (sides.side != 0) & issued_early)
+    order = np.flatnonzero(here)
+    crossing = order[np.concatenate(([False], default[order[1:]] != default[order[:-1]]))]
+    changes = crossing[(sides.side[crossing] != 0) & issued_early[crossing]]
     return result & _often(result[changes], changes, len(work))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,13 +69,39 @@ def choose_sides(window: Window, between: Sequence[str] | None = None) -> Sides:
     """
     communication = find_communication(window)
     if between is not None:
-        return _asked(window, between, communication)
+        asked = _asked(window, between, communication)
+        # streams of two devices may be asked for on purpose
+        return _on_one_device(window, asked) or asked
     for rule in (_by_collectives, _by_autograd, _by_streams):
         sides = rule(window, communication)
+        sides = _on_one_device(window, sides) if sides is not None else None
         if sides is not None:
             return sides
     why = "one stream, no collective, no independent backward, so no two kinds of work that could overlap."
     return Sides(SidesFound((), why), np.zeros(len(window.work), dtype=np.int64), communication)
+
+
+def _on_one_device(window: Window, sides: Sides) -> Sides | None:
+    """Keep the sides' work on the device where most could overlap: what runs elsewhere is beside neither side.
+
+    Returns:
+        None where no device holds work of both sides.
+    """
+    device = window.work.device
+    ordinals = np.unique(device[sides.side > 0]).tolist()
+    if len(ordinals) == 1:
+        return sides if (sides.side == FIRST_SIDE).any() and (sides.side == SECOND_SIDE).any() else None
+    lesser = {
+        ordinal: min(
+            length(window.busy((sides.side == side) & (device == ordinal))) for side in (FIRST_SIDE, SECOND_SIDE)
+        )
+        for ordinal in ordinals
+    }
+    best = max(ordinals, key=lambda ordinal: lesser[ordinal])
+    if lesser[best] < LEAST_SIDE_NS:
+        return None
+    why = f"{sides.found.why} Several devices worked; the sides are those of device {best}."
+    return replace(sides, found=replace(sides.found, why=why), side=np.where(device == best, sides.side, 0))
 
 
 def find_communication(window: Window) -> Flags:
