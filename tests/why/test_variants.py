@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from build import Builder
 
 from torchweave.diagnose.verdicts import diagnose
 from torchweave.trace.read import read
@@ -98,3 +99,21 @@ def test_the_first_cause_stays(file, truth, variant, tmp_path):
         assert truth["cause"] == "none" or "none" in accepted
     else:
         assert causes[0] in (truth["cause"], *accepted)
+
+
+def test_a_grid_in_threads_is_no_full_chip(tmp_path):
+    """Catches a grid of `hipExtModuleLaunchKernel`, which counts threads, read as blocks."""
+    build = Builder()
+    shape = {"grid": [33_792, 1, 1], "block": [256, 1, 1], "registers per thread": 32}
+    at = 100.0
+    for turn in range(6):
+        build.kernel((13, 17)[turn % 2], 5 * turn, at, 1000, **shape)
+        at += 1000
+    path = build.write(tmp_path / "blocks.json")
+    assert [cause.cause for cause in diagnose(read(path)).causes] == ["sm_full"]
+    for event in build.events:
+        if event["cat"] == "cuda_runtime":
+            event["name"] = "hipExtModuleLaunchKernel"
+    found = read(build.write(tmp_path / "threads.json"))
+    assert set(found.work.blocks.tolist()) == {132}
+    assert "sm_full" not in [cause.cause for cause in diagnose(found).causes]

@@ -239,14 +239,11 @@ def _work(rows: list[Event], args: list[Args], to: Columns) -> dict[str, Column]
 def _external(args: list[Args]) -> Column:
     """Return the numbers of operators; recorders of 2021 wrote their name in lower case."""
     numbers = ints([arg.external for arg in args])
-    if (numbers == -1).all():
-        return ints([arg.external_old for arg in args])
-    return numbers
+    return ints([arg.external_old for arg in args]) if (numbers == -1).all() else numbers
 
 
 def _kind(category: str) -> int:
-    category = category.lower()
-    return COPY if "memcpy" in category else MEMSET if "memset" in category else KERNEL
+    return COPY if "memcpy" in category.lower() else MEMSET if "memset" in category.lower() else KERNEL
 
 
 def _each(args: list[Args], name: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from torchweave.trace.timeline import (
 )
 
 ENGINE = "autograd::engine::evaluate_function"
+
+# Source: HIP, `hipExtModuleLaunchKernel`: globalWorkSizeX counts threads, where others count blocks.
+_GRID_IN_THREADS = re.compile(r"^hip(?:Ext|Hcc)ModuleLaunchKernel")
 
 
 def read_kineto(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Timeline:
@@ -219,6 +223,12 @@ def _work(columns: Columns, calls: Calls, ops: Ops, names: tuple[str, ...]) -> W
     op[loose] = link.rows_of(external[loose], ops.external)
     backward[op >= 0] = ops.backward[op[op >= 0]]
     is_copy = kind == COPY
+    blocks, threads = column("blocks"), column("threads")
+    # these calls of HIP take their grid in threads
+    counted = np.array([_GRID_IN_THREADS.match(text) is not None for text in names] or [False])[calls.name]
+    in_threads = joined & (blocks > 0) & (threads > 0)
+    in_threads[in_threads] = counted[call[in_threads]]
+    blocks = np.where(in_threads, -(-blocks // np.maximum(threads, 1)), blocks)
     return Work(
         begin=column("begin"),
         end=column("end"),
@@ -233,8 +243,8 @@ def _work(columns: Columns, calls: Calls, ops: Ops, names: tuple[str, ...]) -> W
         call=call,
         op=op,
         backward=backward,
-        blocks=column("blocks"),
-        threads=column("threads"),
+        blocks=blocks,
+        threads=threads,
         registers=column("registers"),
         shared_bytes=column("shared_bytes"),
         collective=column("collective"),
