@@ -229,3 +229,22 @@ def test_a_trace_that_begins_in_the_middle_of_a_step_has_no_two_sides(build, tmp
     build.kernel(7, 310, 1965, 900, tid=2, **{"External id": 4})
     found = diagnosed(build, tmp_path)
     assert found.verdict == ("nothing_to_overlap" if optimizer else "serial")
+
+
+def test_long_kernels_launched_quickly_are_not_launch_bound(build, tmp_path):
+    """Catches the first operation of a late stream charged to slow launching, with evidence that says the contrary."""
+    for turn in range(6):
+        build.kernel(13, 10 * turn, 20 + 1000 * turn, 999)
+    for turn in range(6):
+        build.kernel(17, 6010 + 10 * turn, 6030 + 1000 * turn, 999)
+    found = diagnosed(build, tmp_path, between=("stream:13", "stream:17"))
+    assert "launch_bound" not in [cause.cause for cause in found.causes]
+
+
+def test_the_start_after_a_late_launch_is_the_launchs(build, tmp_path):
+    """Catches the device's latency of each tiny kernel standing first, as unknown."""
+    for turn in range(200):
+        build.kernel((13, 17)[turn % 2], 10 * turn, 10 * turn + 7, 3, launch_us=2.0)
+    found = diagnosed(build, tmp_path)
+    assert first(found) == "launch_bound"
+    assert "Operations of 3.0 us at the median, launched 10.0 us apart" in found.causes[0].evidence

@@ -60,8 +60,11 @@ def _charge_moments(facts: _Facts, moments: Moments, *, lost: bool) -> list[Char
     """Cut each moment where its operation was issued, its stream free, its event done, and charge the parts."""
     row, pending = moments.pending, facts.pending
     issued = np.clip(pending.issued[row], moments.begin, moments.end)
-    parts = _not_issued(facts, moments, issued, lost)
-    free, behind = _behind_own_stream(facts, moments, issued, lost)
+    # an operation issued early would have started at once: what the device takes for it is the late launch's too
+    latency = (issued > moments.begin) & (moments.end - issued <= DEVICE_GAP_NS)
+    begun = np.where(latency, moments.end, issued)
+    parts = _not_issued(facts, moments, issued, begun, lost)
+    free, behind = _behind_own_stream(facts, moments, begun, lost)
     parts.append(behind)
     rows = np.unique(row)
     waits = event_waits(facts.window, pending, rows)
@@ -76,8 +79,8 @@ def _charge_moments(facts: _Facts, moments: Moments, *, lost: bool) -> list[Char
     return parts
 
 
-def _not_issued(facts: _Facts, moments: Moments, issued: Ints, lost: bool) -> list[Charges]:
-    """Charge the time before the launch call ended to what the launching thread did."""
+def _not_issued(facts: _Facts, moments: Moments, issued: Ints, begun: Ints, lost: bool) -> list[Charges]:
+    """Charge the time before the launch call ended to what the launching thread did, and what follows likewise."""
     parts = []
     thread = facts.pending.thread[moments.pending]
     logical = np.where(thread >= 0, facts.host.thread[np.maximum(thread, 0)], -1)
@@ -86,6 +89,7 @@ def _not_issued(facts: _Facts, moments: Moments, issued: Ints, lost: bool) -> li
         line = facts.host.lines[code]
         piece, at, times = held_by(line, moments.begin[mine], issued[mine])
         source = mine[piece]
+        times[:, 1] = np.where(times[:, 1] == issued[source], begun[source], times[:, 1])
         row, side = moments.pending[source], moments.side[source]
         known = line.label[at] != ISSUING
         parts.append(

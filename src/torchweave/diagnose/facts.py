@@ -11,6 +11,7 @@ from torchweave.diagnose.causes import Facts
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.pending import Pending
+from torchweave.diagnose.queue import launching_around
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 from torchweave.intervals import union
@@ -84,14 +85,12 @@ def _operator(window: Window, found: Charges, row: int) -> str:
 
 
 def _launching(window: Window, pending: Pending, rows: Ints) -> dict[str, Any]:
-    """Return how long the operations are, how far apart they were launched, and how soon they started."""
-    work = window.work
-    order = np.sort(pending.launch)
-    interval = np.diff(order) if len(order) > 1 else np.zeros(1)
+    """Return how long operations around these are, how far apart they were launched, and how soon these started."""
+    length, apart = launching_around(window, pending, rows)
     return {
-        "kernel_us": float(np.median(work.end[rows] - work.begin[rows])) / 1e3,
-        "interval_us": float(np.median(interval)) / 1e3,
-        "lead_us": max(0.0, float(np.median(work.begin[rows] - pending.issued[rows])) / 1e3),
+        "kernel_us": float(np.median(length)) / 1e3,
+        "interval_us": float(np.median(apart)) / 1e3,
+        "lead_us": max(0.0, float(np.median(window.work.begin[rows] - pending.issued[rows])) / 1e3),
     }
 
 

@@ -3,7 +3,8 @@
 One host thread launches depth first: while it fills one side's queue, the other side has nothing to run.
 `backward()` returns only when all of it is launched, so a forward placed after it comes late as well.
 
-**Evidence needed.** The next operation was not launched yet, while the running side's queue was deep.
+**Evidence needed.** The next operation was not launched yet, while the running side's queue was deep, or
+while its operations last longer than launching takes.
 
 **Mend.** Launch by turns, or from two threads; `torchweave.weave` does it for a forward and a backward.
 
@@ -30,6 +31,6 @@ for a, b in zip(parts_of_a, parts_of_b):
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.moments} in which the running side's queue was deep and the other's next operation "
+        f"{facts.moments} in which one side ran on from its queue and the other's next operation "
         f"({facts.get('pending_op')}) was not launched yet; it came up to {facts.longest} late."
     )
