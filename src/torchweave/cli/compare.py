@@ -1,4 +1,8 @@
-"""Say what a change did: two traces of the same program, before and after it."""
+"""Say what a change did: two traces of the same program, before and after it.
+
+Exit code: 0 where both could be compared (also where nothing became better), 2 for a wrong option, 3 for a file
+that cannot be read.
+"""
 
 from __future__ import annotations
 

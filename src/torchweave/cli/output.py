@@ -11,7 +11,7 @@ from torchweave.diagnose.ranks import Found
 from torchweave.reporting.record import to_json
 from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
 from torchweave.reporting.table import table
-from torchweave.reporting.text import Line, plain, report
+from torchweave.reporting.text import Line, plain, report, wrapped
 
 _NARROWEST, _WIDEST = 60, 160
 
@@ -35,7 +35,8 @@ def show(found: Found, *, as_json: bool, as_list: bool) -> None:
     if as_list and len(found.diagnoses) > 1:
         lines += table(found.diagnoses)
     lines += [Line(""), Line("Between the ranks", "bold")] if found.differences else []
-    lines += [Line(f"  {text}") for text in found.differences]
+    for text in found.differences:
+        lines += wrapped(text, width, "  ")
     print_lines(lines)
 
 

@@ -32,19 +32,21 @@ class _Facts:
     pending: Pending
     host: Host
     late_until: Ints
-    late_is_known: bool
+    late_is_known: Flags
     sharing: int
 
 
-def blame(window: Window, sides: Sides, late_until: Ints, *, late_is_known: bool = False) -> Charges:
+def blame(window: Window, sides: Sides, late_until: Ints, *, late_is_known: Flags | None = None) -> Charges:
     """Charge every moment of lost overlap and of idle time once.
 
     Args:
         window: The work.
         sides: Its two sides.
         late_until: For each operation, until when it waited for a late peer, ns, or `NOT_LATE`.
-        late_is_known: That is known from other ranks, and not estimated.
+        late_is_known: For each operation, whether that is known from other ranks, and not estimated; None for none.
     """
+    if late_is_known is None:
+        late_is_known = np.zeros(len(window.work), dtype=np.bool_)
     sharing = cause_of_sharing(window, sides)
     facts = _Facts(window, sides, read_pending(window), read_host(window), late_until, late_is_known, sharing)
     lost = lost_moments(window, sides)
@@ -131,7 +133,7 @@ def _waiting_for_event(
     done = np.clip(end, begin, moments.end)
     peer = np.clip(np.where(held, facts.late_until[awaited], NOT_LATE)[at], begin, done)
     call = waits.call[at]
-    by, guess = blocker[at], not facts.late_is_known
+    by, guess = blocker[at], ~facts.late_is_known[awaited][at]
     late = charges(begin, peer, CODE["late_peer"], moments.pending, lost=lost, call=call, blocker=by, likely=guess)
     rest = charges(peer, done, cause[at], moments.pending, lost=lost, call=call, blocker=by, likely=likely[at])
     return done, [late, rest]

@@ -26,6 +26,7 @@ class Meetings:
         spread_us: How far the ends of one collective lie apart after aligning, us, at the median.
         late_until: For each rank and each operation of its trace, until when it waited for its last peer, on the
             trace's own clock, or `NOT_LATE`.
+        met: For each rank and each operation of its trace, whether it is a collective that another trace holds too.
         last: For each rank, to how many collectives it came last, late enough to matter.
         waited_ms: For each rank, how long it waited for others in all.
         kept_ms: For each rank, how long the others waited for it, the longest wait of each collective.
@@ -35,6 +36,7 @@ class Meetings:
     offset_ns: tuple[int, ...]
     spread_us: float
     late_until: tuple[Ints, ...]
+    met: tuple[Flags, ...]
     last: tuple[int, ...]
     waited_ms: tuple[float, ...]
     kept_ms: tuple[float, ...]
@@ -50,6 +52,7 @@ def meet(timelines: Sequence[Timeline]) -> Meetings:
     """
     lists = [_collectives(timeline) for timeline in timelines]
     late = [np.full(len(timeline.work), NOT_LATE, dtype=np.int64) for timeline in timelines]
+    met = [np.zeros(len(timeline.work), dtype=np.bool_) for timeline in timelines]
     rows, begins, ends = _match(timelines, lists)
     num_ranks = len(timelines)
     present = rows >= 0
@@ -63,6 +66,7 @@ def meet(timelines: Sequence[Timeline]) -> Meetings:
     waited = np.minimum(waited, np.where(present, ends - begins, 0))
     waited[waited < _TOLERANCE_NS] = 0
     for rank, timeline in enumerate(timelines):
+        met[rank][rows[present[:, rank], rank]] = True
         mine = present[:, rank] & (waited[:, rank] > 0)
         at = rows[mine, rank]
         late[rank][at] = timeline.work.begin[at] + waited[mine, rank]
@@ -75,6 +79,7 @@ def meet(timelines: Sequence[Timeline]) -> Meetings:
         offset_ns=tuple(int(value) for value in offset[0]) if num_ranks else (),
         spread_us=float(np.median(spread)) / 1e3 if spread else 0.0,
         late_until=tuple(late),
+        met=tuple(met),
         last=tuple(int(value) for value in mattered.sum(axis=0)),
         waited_ms=tuple(float(value) / 1e6 for value in waited.sum(axis=0)),
         kept_ms=tuple(float(value) / 1e6 for value in np.where(mattered, longest[:, None], 0).sum(axis=0)),

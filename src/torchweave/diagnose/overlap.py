@@ -48,7 +48,8 @@ def numbers(window: Window, sides: Sides, streams: tuple[StreamNumbers, ...]) ->
     return Numbers(
         span_ms=span / _MS,
         busy_ms=busy / _MS,
-        overlapped_ms=sum(stream.busy_ms for stream in streams) - busy / _MS,
+        # sums of rounded times can be a hair below zero
+        overlapped_ms=max(0.0, sum(stream.busy_ms for stream in streams) - busy / _MS),
         possible_ms=possible / _MS,
         lost_ms=(possible - both) / _MS,
         idle_ms=(span - busy) / _MS,

@@ -13,7 +13,7 @@ from torchweave.diagnose.verdicts import diagnose
 from torchweave.errors import UnreadableInputError
 from torchweave.trace.parse import NoTraceError
 from torchweave.trace.read import read
-from torchweave.trace.timeline import Ints, Timeline
+from torchweave.trace.timeline import Timeline
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 # numbers of ranks that differ by less are the same
@@ -22,6 +22,9 @@ _WORTH_SAYING = 0.05
 _MOST_SPREAD_US = 1000.0
 # and so are those that differ by less than this share of the span
 _OF_SPAN = 0.01
+# longer times are told in milliseconds, as everywhere
+_SHORT_US = 100
+_NOT_ONE_RUN = "They may be of different jobs, or of different steps; what each says of itself holds all the same."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +70,8 @@ def diagnose_files(
         except UnreadableInputError as error:
             errors.append(error)
             continue
-        diagnoses.append(_diagnose(timeline, None, between, window_ms, range_name))
+        diagnoses.append(diagnose(timeline, between=between, window_ms=window_ms, range_name=range_name))
     return Found(tuple(diagnoses), tuple(errors))
-
-
-def _diagnose(
-    timeline: Timeline,
-    late_until: Ints | None,
-    between: Sequence[str] | None,
-    window_ms: tuple[float, float] | None,
-    range_name: str | None,
-) -> Diagnosis:
-    return diagnose(timeline, between=between, window_ms=window_ms, range_name=range_name, late_until=late_until)
 
 
 def _one_job(
@@ -99,12 +92,23 @@ def _one_job(
     diagnoses: list[Diagnosis] = []
     texts: list[str] = []
     jobs = _jobs(timelines)
+    texts += _not_one_job(timelines, jobs)
     for job in jobs:
         meetings = meet(job)
         # a rank that met no other says no more than it would alone
-        lates = meetings.late_until if _aligned(meetings) else (None,) * len(job)
-        mine = [_diagnose(*pair, between, window_ms, range_name) for pair in zip(job, lates, strict=True)]
-        title = f"{Path(job[0].file).name} and its like: " if len(jobs) > 1 else ""
+        know = _aligned(meetings)
+        mine = [
+            diagnose(
+                timeline,
+                between=between,
+                window_ms=window_ms,
+                range_name=range_name,
+                late_until=meetings.late_until[row] if know else None,
+                late_known=meetings.met[row] if know else None,
+            )
+            for row, timeline in enumerate(job)
+        ]
+        title = f"{_RANK_IN_NAME.sub('rank*', Path(job[0].file).name)}: " if len(jobs) > 1 else ""
         texts += [title + text for text in differences(mine, meetings)]
         diagnoses += mine
     return Found(tuple(diagnoses), tuple(errors), tuple(texts), tuple(skipped))
@@ -115,17 +119,50 @@ def _aligned(meetings: Meetings) -> bool:
 
 
 def _jobs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
-    """Return which traces are ranks of the same job: all, unless a rank is there twice; then those named alike."""
-    if _all_ranks_differ(timelines):
+    """Return which traces are ranks of the same job.
+
+    All, unless a rank is there twice or they name worlds of different size; then those named alike.
+    """
+    if _all_ranks_differ(timelines) and len(_worlds(timelines)) < 2:
         return [list(timelines)] if timelines else []
-    groups: dict[str, list[Timeline]] = {}
+    groups: dict[tuple[str, int | None], list[Timeline]] = {}
     for timeline in timelines:
-        groups.setdefault(_RANK_IN_NAME.sub("", Path(timeline.file).name), []).append(timeline)
+        key = (_RANK_IN_NAME.sub("", Path(timeline.file).name), timeline.world_size)
+        groups.setdefault(key, []).append(timeline)
     jobs: list[list[Timeline]] = []
     for group in groups.values():
         # ranks that are there several times under one name cannot be told apart
         jobs += [group] if _all_ranks_differ(group) else [[timeline] for timeline in group]
     return jobs
+
+
+def _not_one_job(timelines: Sequence[Timeline], jobs: Sequence[Sequence[Timeline]]) -> list[str]:
+    """Say, by file name, why the traces are not taken as ranks of one job, and which ones are."""
+    if len(jobs) < 2:
+        return []
+    texts = []
+    for rank in sorted({timeline.rank for timeline in timelines if timeline.rank is not None}):
+        same = [timeline for timeline in timelines if timeline.rank == rank]
+        if len(same) > 1:
+            texts.append(f"Rank {rank} is there {len(same)} times: {_files(same)}.")
+    if len(worlds := _worlds(timelines)) > 1:
+        sizes = (
+            f"{size} ranks in {_files([timeline for timeline in timelines if timeline.world_size == size])}"
+            for size in worlds
+        )
+        texts.append(f"The traces are of jobs of different size: {'; '.join(sizes)}.")
+    together = [_files(job) for job in jobs if len(job) > 1]
+    read = f"Read together, by their names: {'; '.join(together)}. " if together else ""
+    texts.append(f"So this folder is not one job. {read}Every other trace is read alone.")
+    return texts
+
+
+def _files(timelines: Sequence[Timeline]) -> str:
+    return ", ".join(Path(timeline.file).name for timeline in timelines)
+
+
+def _worlds(timelines: Sequence[Timeline]) -> list[int]:
+    return sorted({timeline.world_size for timeline in timelines if timeline.world_size is not None})
 
 
 def _all_ranks_differ(timelines: Sequence[Timeline]) -> bool:
@@ -137,35 +174,47 @@ def differences(diagnoses: Sequence[Diagnosis], meetings: Meetings) -> tuple[str
     """Return what differs between ranks, as sentences with numbers."""
     if len(diagnoses) < 2 or (meetings.num_matched == 0 and any(found.rank is None for found in diagnoses)):
         return ()
-    ranks = [str(row if found.rank is None else found.rank) for row, found in enumerate(diagnoses)]
+    ranks = [
+        f"rank {found.rank}" if found.rank is not None else f"the rank of {Path(found.file).name}"
+        for found in diagnoses
+    ]
+    spread = _length(meetings.spread_us)
+    names = ", ".join(Path(found.file).name for found in diagnoses)
     if meetings.num_matched == 0:
-        texts = ["No collective is in two of the traces: their clocks could not be aligned."]
+        texts = [f"No collective is in two of the traces ({names}): their clocks could not be aligned. {_NOT_ONE_RUN}"]
     elif not _aligned(meetings):
-        texts = [
-            f"The clocks could not be aligned: the ends of common collectives lie {meetings.spread_us:.0f} us apart."
-        ]
+        lie = f"the ends of common collectives of {names} lie {spread} apart"
+        texts = [f"The clocks could not be aligned: {lie}. {_NOT_ONE_RUN}"]
     else:
-        many, apart_us = meetings.num_matched, meetings.spread_us
-        texts = [f"Clocks aligned by {many} collectives: their ends lie {apart_us:.1f} us apart at the median."]
+        texts = [f"Clocks aligned by {meetings.num_matched} collectives: their ends lie {spread} apart at the median."]
     worst = max(range(len(ranks)), key=lambda row: meetings.kept_ms[row])
     if _aligned(meetings) and meetings.kept_ms[worst] > 0:
         texts.append(
-            f"Rank {ranks[worst]} came last to {meetings.last[worst]} of {meetings.num_matched} collectives and kept "
-            f"the others waiting for {meetings.kept_ms[worst]:.3f} ms."
+            f"{ranks[worst][0].upper()}{ranks[worst][1:]} came last to {meetings.last[worst]} of "
+            f"{meetings.num_matched} collectives and kept the others waiting for {meetings.kept_ms[worst]:.3f} ms."
         )
-        waits = (f"rank {rank} {waited:.3f} ms" for rank, waited in zip(ranks, meetings.waited_ms, strict=True))
+        waits = (f"{rank} {waited:.3f} ms" for rank, waited in zip(ranks, meetings.waited_ms, strict=True))
         texts.append(f"Waited for others: {', '.join(waits)}.")
     for name, values in (
         ("Span", [found.numbers.span_ms for found in diagnoses]),
-        ("Busy time of the first side", [found.numbers.first_ms for found in diagnoses]),
-        ("Busy time of the second side", [found.numbers.second_ms for found in diagnoses]),
+        (f"Busy time of {_side(diagnoses, 0)}", [found.numbers.first_ms for found in diagnoses]),
+        (f"Busy time of {_side(diagnoses, 1)}", [found.numbers.second_ms for found in diagnoses]),
         ("Lost overlap", [found.numbers.lost_ms for found in diagnoses]),
         ("Idle time", [found.numbers.idle_ms for found in diagnoses]),
     ):
         apart = max(values) - min(values)
         if apart > _WORTH_SAYING * max(values) and apart > _OF_SPAN * diagnoses[0].numbers.span_ms:
             least, most = (values.index(choose(values)) for choose in (min, max))
-            texts.append(
-                f"{name}: {min(values):.3f} ms on rank {ranks[least]} to {max(values):.3f} ms on rank {ranks[most]}."
-            )
+            texts.append(f"{name}: {min(values):.3f} ms on {ranks[least]} to {max(values):.3f} ms on {ranks[most]}.")
     return tuple(texts)
+
+
+def _side(diagnoses: Sequence[Diagnosis], number: int) -> str:
+    """Return the name of a side, where all ranks have the same ones."""
+    names = {found.sides.names for found in diagnoses}
+    both = next(iter(names)) if len(names) == 1 else ()
+    return both[number] if both else ("the first side", "the second side")[number]
+
+
+def _length(microseconds: float) -> str:
+    return f"{microseconds:.1f} us" if microseconds < _SHORT_US else f"{microseconds / 1e3:.3f} ms"

@@ -13,7 +13,7 @@ from torchweave.diagnose.facts import facts
 from torchweave.diagnose.hints import hints
 from torchweave.diagnose.model import CauseFound, Diagnosis, Lane, Numbers, SidesFound, Verdict, Where
 from torchweave.diagnose.notes import not_known
-from torchweave.diagnose.overlap import communication_numbers, numbers, stream_numbers, verdict
+from torchweave.diagnose.overlap import OVERLAPPED_SHARE, communication_numbers, numbers, stream_numbers, verdict
 from torchweave.diagnose.peers import estimate_late
 from torchweave.diagnose.pending import Pending, read_pending
 from torchweave.diagnose.places import places
@@ -22,7 +22,10 @@ from torchweave.diagnose.sides import Sides, choose_sides
 from torchweave.diagnose.stretch import remarks
 from torchweave.diagnose.window import Window, look_at
 from torchweave.intervals import union
-from torchweave.trace.timeline import Ints, Timeline
+from torchweave.trace.timeline import Flags, Ints, Timeline
+
+# less than this is nothing in a report
+_LEAST_MS = 0.0005
 
 
 def diagnose(
@@ -32,6 +35,7 @@ def diagnose(
     window_ms: tuple[float, float] | None = None,
     range_name: str | None = None,
     late_until: Ints | None = None,
+    late_known: Flags | None = None,
 ) -> Diagnosis:
     """Say how much of a trace overlapped, how much could have, and what kept the rest apart.
 
@@ -42,6 +46,7 @@ def diagnose(
         range_name: Look only at what was launched inside user annotations of this name.
         late_until: For each operation of the trace, until when it waited for a late peer, ns, or `NOT_LATE`, as the
             other ranks' traces show; None estimates it.
+        late_known: For which operations the other ranks' traces show it; what they do not hold is estimated.
 
     Returns:
         The frozen record that the reports are made from.
@@ -56,8 +61,11 @@ def diagnose(
     word = verdict(found, sides)
     causes: tuple[CauseFound, ...] = ()
     if word in ("partial", "serial"):
-        late = estimate_late(window) if late_until is None else late_until[window.rows]
-        causes = _causes(window, sides, blame(window, sides, late, late_is_known=late_until is not None))
+        late, known = estimate_late(window), np.zeros(len(window.work), dtype=np.bool_)
+        if late_until is not None:
+            known = known | True if late_known is None else late_known[window.rows]
+            late = np.where(known, late_until[window.rows], late)
+        causes = _causes(window, sides, blame(window, sides, late, late_is_known=known))
         if not causes:
             # one side had nothing left to come whenever the other ran
             word = "nothing_to_overlap"
@@ -89,6 +97,8 @@ def _sentence(word: Verdict, sides: SidesFound, found: Numbers) -> str:
     lost = f"{found.lost_ms:.1f} ms of {found.possible_ms:.1f} ms possible were lost"
     if found.possible_ms < 1:
         lost = f"{found.lost_ms:.3f} ms of {found.possible_ms:.3f} ms possible were lost"
+    if word == "overlapped" and found.lost_ms >= _LEAST_MS:
+        lost += f", less than the {OVERLAPPED_SHARE:.0%} from which causes are listed"
     verb = {"overlapped": "overlapped", "partial": "overlapped in part", "serial": "did not overlap"}[word]
     text = f"{one} and {other} {verb}: {lost}."
     return text[0].upper() + text[1:]

@@ -30,13 +30,13 @@ def table(diagnoses: Sequence[Diagnosis]) -> list[Line]:
 def aligned(rows: Sequence[Sequence[str]]) -> list[Line]:
     """Return rows as lines with aligned columns, numbers to the right; the first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    columns = [[row[column] for row in rows[1:] if row[column] != "-"] for column in range(len(rows[0]))]
+    right = [bool(cells) and all(map(_is_number, cells)) for cells in columns]
     lines = []
     for number, row in enumerate(rows):
         cells = [
-            cell.rjust(width)
-            if _is_number(cell) or (number == 0 and _is_number(rows[-1][column]))
-            else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
         ]
         lines.append(Line("  ".join(cells).rstrip(), "bold" if number == 0 else ""))
     return lines

@@ -40,7 +40,7 @@ def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> l
     """
     lines = [Line(f"{diagnosis.file}{_rank(diagnosis)}", "dim")]
     verdict_style = "bold green" if diagnosis.verdict in ("overlapped", "nothing_to_overlap") else "bold red"
-    lines += _wrapped(diagnosis.sentence, width, "", verdict_style)
+    lines += wrapped(diagnosis.sentence, width, "", verdict_style)
     lines += [Line(""), *_numbers(diagnosis, width), Line(""), *_lanes(diagnosis, width, levels)]
     if diagnosis.causes:
         lines += [Line(""), *_causes(diagnosis, width)]
@@ -49,7 +49,7 @@ def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> l
         if texts:
             lines += [Line(""), Line(title, "bold")]
             for text in texts:
-                lines += _wrapped(text, width, "  ")
+                lines += wrapped(text, width, "  ")
     return lines
 
 
@@ -85,7 +85,7 @@ def _numbers(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             f"exposed {talk.exposed_ms:.3f} ms"
         )
     if diagnosis.sides.names:
-        yield from _wrapped(f"Sides: {diagnosis.sides.why}", width, "  ", "dim")
+        yield from wrapped(f"Sides: {diagnosis.sides.why}", width, "  ", "dim")
 
 
 def _lanes(diagnosis: Diagnosis, width: int, levels: str) -> Iterator[Line]:
@@ -109,22 +109,22 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield Line(("  " if small else "") + head, "" if small else "bold")
         if small:
             continue
-        yield from _wrapped(f"Evidence: {cause.evidence}", width, "   ")
+        yield from wrapped(f"Evidence: {cause.evidence}", width, "   ")
         yield from _places(cause, width)
         if cause.mend:
             yield Line("   Mend:")
             yield from (Line(f"     {text}", "green") for text in cause.mend.splitlines())
     mendable = [cause for cause in diagnosis.causes if cause.recoverable]
     lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
-    yield from _wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
+    yield from wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
 
 
 def _places(cause: CauseFound, width: int) -> Iterator[Line]:
     """Yield the dearest place, and others that cost a good part of it."""
-    yield from _wrapped(f"Where: {where(cause.where)}", width, "   ")
+    yield from wrapped(f"Where: {where(cause.where)}", width, "   ")
     for place in cause.places[1:_MOST_PLACES]:
         if place.cost_ms >= _WORTH_A_PLACE * cause.cost_ms:
-            yield from _wrapped(f"and {where(place.where)}: {place.cost_ms:.3f} ms of moments", width, "     ")
+            yield from wrapped(f"and {where(place.where)}: {place.cost_ms:.3f} ms of moments", width, "     ")
 
 
 def _cost(cause: CauseFound) -> str:
@@ -148,6 +148,7 @@ def where(place: Where) -> str:
     return ", ".join(parts) or "the trace does not say"
 
 
-def _wrapped(text: str, width: int, indent: str, style: str = "") -> list[Line]:
+def wrapped(text: str, width: int, indent: str, style: str = "") -> list[Line]:
+    """Return text as lines of at most a width, all with one indent."""
     rows = textwrap.wrap(text, max(40, width), initial_indent=indent, subsequent_indent=indent, break_long_words=False)
     return [Line(row, style) for row in rows]
