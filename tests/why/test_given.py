@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -143,3 +144,25 @@ def test_a_standard_output_that_fails_is_no_traceback(redirect, code):
     found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert found.returncode == code
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("backward_on_forwardstream", "backward_on_forward_stream"), ("host_snyc", "host_sync")]
+)
+def test_a_misspelt_cause_is_guessed(capsys, word, meant):
+    assert main(["explain", word]) == 2
+    assert f"did you mean `{meant}`?" in capsys.readouterr().err
+
+
+def test_a_cause_is_found_however_it_is_written(capsys):
+    assert main(["explain", "Host-Sync"]) == 0
+    assert capsys.readouterr().out.startswith("host_sync\n")
+
+
+def test_causes_start_in_one_column_and_times_are_told_in_one_unit(capsys):
+    main(["why", str(SMALL)])
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if re.match(r" *[a-z]\. \w+: ", line)]
+    assert len(heads) > 1
+    assert not any(line.startswith(" ") for line in heads)
+    assert not re.search(r"\b\d{3,}(?:\.\d+)? us\b", "\n".join(lines))

@@ -66,7 +66,7 @@ def export(path: Path, *, new: bool) -> Path:
             base.execute(f"INSERT INTO {_PREFIX}KERNEL VALUES ({', '.join('?' * len(row))})", row)
     note = (origin, origin + 10 * _MS, 59, None if new else "step", thread) + ((6,) if new else ())
     base.execute(f"INSERT INTO NVTX_EVENTS VALUES ({', '.join('?' * len(note))})", note)
-    copy = (origin + 20 * _MS, origin + 20 * _MS + 5000, 0, 13, 999, 4096, 1, 1, 3)
+    copy = (origin + 20 * _MS, origin + 20 * _MS + 5000, 0, 13, 999, 4096, 1, 0, 2)
     base.execute(f"INSERT INTO {_PREFIX}MEMCPY VALUES ({', '.join('?' * len(copy))})", copy)
     base.commit()
     base.close()
@@ -104,3 +104,21 @@ def test_a_cut_export_is_unreadable(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(UnreadableInputError, match=r"cut\.sqlite"):
         read(path)
+
+
+@pytest.mark.parametrize(("number", "pageable"), [(0, True), (1, False), (2, False)])
+@pytest.mark.parametrize("enumerated", [False, True])
+def test_memory_kinds_are_the_exports_own(tmp_path, number, pageable, enumerated):
+    """Catches CUPTI's numbers, which begin at 1, read into an export, whose numbers begin at 0."""
+    path = export(tmp_path / "x.sqlite", new=True)
+    base = sqlite3.connect(path)
+    shift = 10 if enumerated else 0
+    if enumerated:
+        base.execute("CREATE TABLE ENUM_CUDA_MEM_KIND (id, name, label)")
+        rows = [(10, "PAGEABLE", "Pageable"), (11, "PINNED", "Pinned"), (12, "DEVICE", "Device")]
+        base.executemany("INSERT INTO ENUM_CUDA_MEM_KIND VALUES (?, ?, ?)", rows)
+    base.execute(f"UPDATE {_PREFIX}MEMCPY SET srcKind = ?, dstKind = ?", (number + shift, 2 + shift))
+    base.commit()
+    base.close()
+    work = read(path).work
+    assert work.pageable[work.kind == 1].tolist() == [pageable]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from torchweave.diagnose.causes import NAMES, cause
+from torchweave.diagnose.causes import cause
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave explain`."""
-    name = args.cause.replace("-", "_").lower()
-    about = cause(name if name in NAMES else args.cause)
+    about = cause(args.cause.strip().replace("-", "_").replace(" ", "_").lower())
     print(f"{about.name}\n\n{about.page}\n")
     if about.mend:
         print("\n".join(f"    {line}" for line in about.mend.rstrip("\n").splitlines()) + "\n")

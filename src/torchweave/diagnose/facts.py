@@ -41,13 +41,14 @@ def facts(window: Window, sides: Sides, pending: Pending, found: Charges, lost_m
     # charges are cut at every border that a rule looked at; a moment is what was charged with no pause worth the name
     moments = union(np.column_stack((found.begin, found.end + _PAUSE_NS)))
     waiting = int(found.pending[dearest])
+    here = window.lane == window.lane[waiting]
     values: dict[str, Any] = {
         "pending_op": short(timeline.names[work.name[waiting]]),
         "pending_stream": int(work.stream[waiting]),
         "longest_ms": float((moments[:, 1] - moments[:, 0]).max() - _PAUSE_NS) / 1e6,
         "where_op": _operator(window, found, dearest),
-        "first_ops": int((sides.side == FIRST_SIDE).sum()),
-        "second_ops": int((sides.side == SECOND_SIDE).sum()),
+        "first_ops": int((here & (sides.side == FIRST_SIDE)).sum()),
+        "second_ops": int((here & (sides.side == SECOND_SIDE)).sum()),
     }
     values |= dict(zip(("first", "second"), sides.found.names, strict=False))
     values |= _launching(window, pending, np.unique(found.pending))

@@ -10,6 +10,7 @@ from pathlib import Path
 from torchweave.diagnose.clocks import Meetings, meet
 from torchweave.diagnose.model import Diagnosis
 from torchweave.diagnose.verdicts import diagnose
+from torchweave.diagnose.words import duration
 from torchweave.errors import UnreadableInputError
 from torchweave.trace.parse import NoTraceError
 from torchweave.trace.read import read
@@ -22,8 +23,6 @@ _WORTH_SAYING = 0.05
 _MOST_SPREAD_US = 1000.0
 # and so are those that differ by less than this share of the span
 _OF_SPAN = 0.01
-# longer times are told in milliseconds, as everywhere
-_SHORT_US = 100
 _NOT_ONE_RUN = "They may be of different jobs, or of different steps; what each says of itself holds all the same."
 
 
@@ -178,7 +177,7 @@ def differences(diagnoses: Sequence[Diagnosis], meetings: Meetings) -> tuple[str
         f"rank {found.rank}" if found.rank is not None else f"the rank of {Path(found.file).name}"
         for found in diagnoses
     ]
-    spread = _length(meetings.spread_us)
+    spread = duration(meetings.spread_us)
     names = ", ".join(Path(found.file).name for found in diagnoses)
     if meetings.num_matched == 0:
         texts = [f"No collective is in two of the traces ({names}): their clocks could not be aligned. {_NOT_ONE_RUN}"]
@@ -214,7 +213,3 @@ def _side(diagnoses: Sequence[Diagnosis], number: int) -> str:
     names = {found.sides.names for found in diagnoses}
     both = next(iter(names)) if len(names) == 1 else ()
     return both[number] if both else ("the first side", "the second side")[number]
-
-
-def _length(microseconds: float) -> str:
-    return f"{microseconds:.1f} us" if microseconds < _SHORT_US else f"{microseconds / 1e3:.3f} ms"

@@ -8,6 +8,7 @@ from torchweave.diagnose.facts import short
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
+from torchweave.diagnose.words import duration
 from torchweave.intervals import overlaps
 from torchweave.trace.timeline import KERNEL, Floats
 
@@ -48,7 +49,7 @@ def remarks(window: Window, sides: Sides) -> tuple[str, ...]:
 def _sentence(name: str, before: float, after: float, num_alone: int, num_beside: int) -> str:
     return (
         f"stretched: {name} took {after / before:.2f} times as long beside the other side as alone "
-        f"({after / 1e3:.1f} us, {num_beside} times, against {before / 1e3:.1f} us, {num_alone} times)."
+        f"({duration(after / 1e3)}, {num_beside} times, against {duration(before / 1e3)}, {num_alone} times)."
     )
 
 

@@ -142,7 +142,7 @@ def _cause(window: Window, sides: Sides, pending: Pending, found: Charges, lost:
         certainty="likely" if likely else "shown",
         where=where[0].where if where else Where(),
         evidence=about.evidence(facts(window, sides, pending, found, lost, idle)),
-        mend=about.mend.rstrip("\n"),
+        mend=(about.mend if likely else about.mend_shown or about.mend).rstrip("\n"),
         places=where,
         lost_intervals=union(times[found.lost]),
         idle_intervals=union(times[~found.lost]),

@@ -106,7 +106,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         notes += ["likely"] if cause.certainty == "likely" and cause.cause != "unknown" else []
         head += f" ({', '.join(notes)})" if notes else ""
         small = row > 0 and (cause.cost_ms < _WORTH_A_PARAGRAPH * total or cause.cause == "unknown")
-        yield Line(("  " if small else "") + head, "" if small else "bold")
+        yield Line(head, "" if small else "bold")
         if small:
             continue
         yield from wrapped(f"Evidence: {cause.evidence}", width, "   ")
@@ -130,7 +130,7 @@ def _places(cause: CauseFound, width: int) -> Iterator[Line]:
 def _cost(cause: CauseFound) -> str:
     parts = [f"{cause.lost_ms:.3f} ms of overlap lost"] if cause.lost_ms >= 0.0005 else []
     parts += [f"{cause.idle_ms:.3f} ms idle"] if cause.idle_ms >= 0.0005 else []
-    return ", ".join(parts) or f"{cause.cost_ms * 1e6:.0f} ns"
+    return ", ".join(parts) or "less than 0.001 ms"
 
 
 def where(place: Where) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ class Export:
     def names(self, ids: Ints) -> Ints:
         """Return codes for strings of the export."""
         return self.code([self.strings.get(number, str(number)) for number in ids.tolist()])
+
+    def labels(self, table: str, usual: Mapping[int, str]) -> Mapping[int, str]:
+        """Return what the numbers of an enumeration mean: as the export says, else as its versions so far do."""
+        if table not in self.tables:
+            return usual
+        known = {row[1] for row in self.base.execute(f"PRAGMA table_info({table})")}
+        if not {"id", "label"} <= known:
+            return usual
+        rows = self.base.execute(f"SELECT id, label FROM {table}")  # noqa: S608 (the names are ours)
+        return {number: _text(label) for number, label in rows if isinstance(number, int)}
 
     def code(self, texts: Sequence[str]) -> Ints:
         """Return codes for texts."""

@@ -7,6 +7,7 @@ by name and missing ones count as not recorded.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,10 @@ from torchweave.trace.timeline import (
 )
 
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
-# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind
-_HTOD, _DTOH, _PAGEABLE = 1, 2, 1
+# CUpti_ActivityMemcpyKind, and the export's own ENUM_CUDA_MEM_KIND, which is not CUPTI's: it begins at 0
+_HTOD, _DTOH = 1, 2
 _COPY_NAMES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
-_MEMORY_NAMES = {1: "Pageable", 2: "Pinned", 3: "Device"}
+_MEMORY_NAMES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _STREAM_WAIT_EVENT = 2
 # NVTX_EVENTS.eventType of a range between push and pop, and of one between start and end
 _RANGES = (59, 60)
@@ -147,7 +148,7 @@ def _work(export: Export, calls: Calls) -> Work:
         parts = [np.broadcast_to(part, (size,)) for part, size in zip((kernel, copy, memset), sizes, strict=True)]
         return np.concatenate(parts).astype(np.int64)[order]
 
-    direction, pageable = _copy_kinds(copies)
+    direction, pageable = _copy_kinds(copies, export.labels("ENUM_CUDA_MEM_KIND", _MEMORY_NAMES))
     nothing = np.full(len(order), -1, dtype=np.int64)
     correlation = merged["correlationId"][order]
     return Work(
@@ -179,15 +180,19 @@ def _work(export: Export, calls: Calls) -> Work:
 
 def _work_names(export: Export, kernels: dict[str, Ints], copies: dict[str, Ints], num_sets: int) -> Ints:
     named = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
-    copied, memset = export.code(_copy_names(copies)), export.code(["Memset (Device)"] * num_sets)
+    copied, memset = (
+        export.code(_copy_names(copies, export.labels("ENUM_CUDA_MEM_KIND", _MEMORY_NAMES))),
+        export.code(["Memset (Device)"] * num_sets),
+    )
     return np.concatenate((export.names(named), copied, memset))
 
 
-def _copy_kinds(copies: dict[str, Ints]) -> tuple[Ints, Flags]:
+def _copy_kinds(copies: dict[str, Ints], kinds: Mapping[int, str]) -> tuple[Ints, Flags]:
     """Return the direction of each copy, and whether its host side is pageable."""
     kind = copies["copyKind"]
     direction = np.select([kind == _HTOD, kind == _DTOH], [HOST_TO_DEVICE, DEVICE_TO_HOST], ON_DEVICE)
-    pageable = (copies["srcKind"] == _PAGEABLE) | (copies["dstKind"] == _PAGEABLE)
+    numbers = [number for number, text in kinds.items() if "pageable" in text.lower()]
+    pageable = np.isin(copies["srcKind"], numbers) | np.isin(copies["dstKind"], numbers)
     return direction, np.asarray(pageable & (direction != ON_DEVICE))
 
 
@@ -197,12 +202,11 @@ def _product(columns: dict[str, Ints], *names: str) -> Ints:
     return np.where(known, values[0] * values[1] * values[2], -1)
 
 
-def _copy_names(copies: dict[str, Ints]) -> list[str]:
+def _copy_names(copies: dict[str, Ints], kinds: Mapping[int, str]) -> list[str]:
     """Return names as Kineto writes them: `Memcpy HtoD (Pageable -> Device)`."""
     rows = zip(*(copies[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
     return [
-        f"Memcpy {_COPY_NAMES.get(kind, 'other')} "
-        f"({_MEMORY_NAMES.get(source, 'Unknown')} -> {_MEMORY_NAMES.get(target, 'Unknown')})"
+        f"Memcpy {_COPY_NAMES.get(kind, 'other')} ({kinds.get(source, 'Unknown')} -> {kinds.get(target, 'Unknown')})"
         for kind, source, target in rows
     ]
 

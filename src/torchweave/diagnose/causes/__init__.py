@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from torchweave.diagnose.words import duration
 from torchweave.errors import UsageError
 
 NAMES = (
@@ -84,6 +86,11 @@ class Facts:
         return f"{self.get('longest_ms', 0.0):.3f} ms"
 
     @property
+    def median(self) -> str:
+        """The median length of the calls behind it, in words."""
+        return duration(self.median_us, digits=0)
+
+    @property
     def call(self) -> str:
         """The calls in words: `12 x cudaStreamSynchronize`."""
         return ", ".join(f"{count} x {name}" for name, count in self.calls[:3]) or "no recorded call"
@@ -101,6 +108,7 @@ class Cause:
         seen_in: `trace`, or where else it can be seen (`live run`, `source`).
         mend: What to do, with code.
         evidence: Writes the evidence from the facts.
+        mend_shown: The mend where the cause is shown, if that is another.
     """
 
     name: str
@@ -110,6 +118,7 @@ class Cause:
     seen_in: str
     mend: str
     evidence: Callable[[Facts], str]
+    mend_shown: str = ""
 
 
 def cause(name: str) -> Cause:
@@ -119,7 +128,10 @@ def cause(name: str) -> Cause:
         UsageError: There is none of that name.
     """
     if name not in CODE:
-        raise UsageError("A cause has to be one of the list", given=f"`{name}`", remedy="see `torchweave causes`")
+        close = difflib.get_close_matches(name, NAMES, n=1)
+        meant = f"did you mean `{close[0]}`? " if close else ""
+        remedy = f"{meant}`torchweave causes` lists them all"
+        raise UsageError("A cause has to be one of the list", given=f"`{name}`", remedy=remedy)
     module = import_module(f"torchweave.diagnose.causes.{name}")
     page = (module.__doc__ or "").strip()
     return Cause(
@@ -130,6 +142,7 @@ def cause(name: str) -> Cause:
         seen_in=module.SEEN_IN,
         mend=module.MEND,
         evidence=module.evidence,
+        mend_shown=getattr(module, "MEND_SHOWN", ""),
     )
 
 

@@ -31,7 +31,4 @@ done.synchronize()     # only where the host reads it
 
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return (
-        f"{facts.moments}: the host waited in {facts.call} for a copy to end, {facts.median_us:.0f} us "
-        "each at the median."
-    )
+    return f"{facts.moments}: the host waited in {facts.call} for a copy to end, {facts.median} each at the median."

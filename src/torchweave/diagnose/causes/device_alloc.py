@@ -27,4 +27,4 @@ for stream in (s1, s2):              # once, with real shapes
 
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return f"{facts.moments}: {facts.call} held the host, {facts.median_us:.0f} us each at the median."
+    return f"{facts.moments}: {facts.call} held the host, {facts.median} each at the median."

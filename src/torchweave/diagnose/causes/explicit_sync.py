@@ -27,7 +27,4 @@ side.wait_stream(torch.cuda.current_stream())   # or event.wait(): the host goes
 
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return (
-        f"{facts.moments}: the host stood in {facts.call}, {facts.median_us:.0f} us each at the median, "
-        "and launched nothing."
-    )
+    return f"{facts.moments}: the host stood in {facts.call}, {facts.median} each at the median, and launched nothing."

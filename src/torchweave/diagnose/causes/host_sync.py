@@ -32,5 +32,5 @@ def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
         f"{facts.moments}: the host waited for the device in {facts.get('where_op')} ({facts.call}), "
-        f"{facts.median_us:.0f} us each at the median."
+        f"{facts.median} each at the median."
     )

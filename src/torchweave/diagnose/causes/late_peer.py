@@ -22,6 +22,11 @@ MEND = """\
 # find the late rank: torchweave why FOLDER_OF_RANKS
 # here: move work.wait() behind work that does not need the result
 """
+# with the other ranks' traces the late one is known already
+MEND_SHOWN = """\
+# mend the late rank, which the end of this report names
+# here: move work.wait() behind work that does not need the result
+"""
 
 
 def evidence(facts: Facts) -> str:

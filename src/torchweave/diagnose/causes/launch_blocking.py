@@ -29,5 +29,5 @@ def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
         f"{facts.moments}: the launch calls ({facts.call}) lasted until their kernels had ended, "
-        f"{facts.median_us:.0f} us each at the median."
+        f"{facts.median} each at the median."
     )

@@ -19,6 +19,7 @@ well fed (`launch_queue_full`).
 from __future__ import annotations
 
 from torchweave.diagnose.causes import Facts
+from torchweave.diagnose.words import duration
 
 RECOVERABLE = True
 SEEN_IN = "trace"
@@ -36,8 +37,8 @@ def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     # one that something else held up as well says nothing about launching
     lead = facts.get("lead_us", 0)
-    started = f", started {lead:.1f} us after their launch calls" if lead <= _SOON_US else ""
+    started = f", started {duration(lead)} after their launch calls" if lead <= _SOON_US else ""
     return (
-        f"Operations of {facts.get('kernel_us', 0):.1f} us at the median, launched "
-        f"{facts.get('interval_us', 0):.1f} us apart{started}: the queues were empty in {facts.moments}."
+        f"Operations of {duration(facts.get('kernel_us', 0))} at the median, launched "
+        f"{duration(facts.get('interval_us', 0))} apart{started}: the queues were empty in {facts.moments}."
     )

@@ -29,6 +29,6 @@ x = host.to("cuda", non_blocking=True)
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
     return (
-        f"{facts.moments}: {facts.call} held the host for {facts.median_us:.0f} us each at the median, "
+        f"{facts.moments}: {facts.call} held the host for {facts.median} each at the median, "
         f"copying memory that is not pinned ({facts.get('copy_name')})."
     )

@@ -26,4 +26,4 @@ view = host[:n]
 
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return f"{facts.moments}: {facts.call} held the host, {facts.median_us:.0f} us each at the median."
+    return f"{facts.moments}: {facts.call} held the host, {facts.median} each at the median."
