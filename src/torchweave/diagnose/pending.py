@@ -16,6 +16,8 @@ from torchweave.trace.timeline import Flags, Ints
 # How soon after its event an operation starts, at most: the device's own latency and two clocks.
 EVENT_LATENCY_NS = 20_000
 _CLOCK_NS = 1_000
+# An operation this short that begins so shortly before another waited for the same; so many of them.
+_COMPANION_NS, _COMPANIONS = 5_000, 3
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # How many operations that ended just before are tried as the one that was waited for.
 _TRIES = 12
@@ -50,13 +52,16 @@ def read_pending(window: Window) -> Pending:
         launch=launch,
         issued=issued,
         thread=launch_thread(window.timeline, work),
-        before=_before(window.lane),
+        before=_before(window),
         issued_before=_issued_before(window, launch),
     )
 
 
-def _before(lane: Ints) -> Ints:
-    order = np.argsort(lane, kind="stable")
+def _before(window: Window) -> Ints:
+    lane, work = window.lane, window.work
+    # rows without length and without a launch are no operations that anything stands behind
+    rows = np.flatnonzero((work.end > work.begin) | (work.call >= 0))
+    order = rows[np.argsort(lane[rows], kind="stable")]
     result = np.full(len(lane), -1, dtype=np.int64)
     same = lane[order[1:]] == lane[order[:-1]]
     result[order[1:][same]] = order[:-1][same]
@@ -112,7 +117,7 @@ def event_waits(window: Window, pending: Pending, rows: Ints) -> EventWaits:
 def _wait_calls(window: Window, pending: Pending, rows: Ints) -> tuple[Ints, Ints, Flags]:
     """Return the last wait call for each operation, its time, and whether it names its event."""
     timeline, work = window.timeline, window.work
-    before = pending.before[rows]
+    before = _before_companions(window, pending, rows)
     after = np.where(before >= 0, pending.launch[np.maximum(before, 0)], np.iinfo(np.int64).min)
     until = pending.launch[rows]
     if len(timeline.waits):
@@ -126,6 +131,21 @@ def _wait_calls(window: Window, pending: Pending, rows: Ints) -> tuple[Ints, Int
     begin = calls.begin[call] if len(calls) else call
     good &= begin > after
     return np.where(good, call, -1), np.where(good, begin, 0), np.zeros(len(rows), dtype=np.bool_)
+
+
+def _before_companions(window: Window, pending: Pending, rows: Ints) -> Ints:
+    """Return the operation before each on its stream, short ones that ran just before it passed over.
+
+    A memset of a microsecond before a kernel is held by what holds both; cut to microseconds it may have no length.
+    """
+    work = window.work
+    before = pending.before[rows]
+    for _ in range(_COMPANIONS):
+        row = np.maximum(before, 0)
+        short = (before >= 0) & (work.call[row] >= 0) & (work.end[row] - work.begin[row] <= _COMPANION_NS)
+        short &= work.begin[rows] - work.begin[row] <= _COMPANION_NS
+        before = np.where(short, pending.before[row], before)
+    return before
 
 
 def _recorded_waits(window: Window, rows: Ints, after: Ints, until: Ints) -> tuple[Ints, Ints, Flags]:
