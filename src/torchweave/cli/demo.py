@@ -40,7 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--link-sms",
         type=int,
         default=1,
-        help="SMs that the simulated link holds on a GPU; 1 stands for a copy engine, 8 or 32 for NCCL's channels (default: 1)",
+        help="SMs that the simulated link holds on a GPU; 1 stands for a copy engine, 8 or 32 for NCCL's channels "
+        "(default: 1)",
     )
     parser.add_argument("--steps", type=int, default=10, help="training steps before measuring; default: 10")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

@@ -32,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = _Parser(
         prog="torchweave",
-        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a GPU "
-        "does not overlap.",
+        description="Run the forward of one model chunk and the backward of another at once, or learn why work on a "
+        "GPU does not overlap.",
     )
     parser.add_argument("--version", action="version", version=f"torchweave {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

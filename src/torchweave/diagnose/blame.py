@@ -123,9 +123,7 @@ def _waiting_for_event(
     cause, likely, blocker = causes_of_waits(facts.window, facts.sides, facts.pending, rows, waits)
     held = waits.awaited >= 0
     awaited = np.maximum(waits.awaited, 0)
-    end = (
-        np.where(held[at], work.begin[rows][at], begin) if lost else np.where(held[at], work.end[awaited][at], begin)
-    )
+    end = np.where(held[at], work.begin[rows][at], begin) if lost else np.where(held[at], work.end[awaited][at], begin)
     done = np.clip(end, begin, moments.end)
     peer = np.clip(np.where(held, facts.late_until[awaited], NOT_LATE)[at], begin, done)
     call = waits.call[at]

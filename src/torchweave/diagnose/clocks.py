@@ -93,9 +93,7 @@ def _collectives(timeline: Timeline) -> dict[tuple[str, str, int], Ints]:
     return {key: np.array(value, dtype=np.int64) for key, value in result.items()}
 
 
-def _match(
-    timelines: Sequence[Timeline], lists: Sequence[dict[tuple[str, str, int], Ints]]
-) -> tuple[Ints, Ints, Ints]:
+def _match(timelines: Sequence[Timeline], lists: Sequence[dict[tuple[str, str, int], Ints]]) -> tuple[Ints, Ints, Ints]:
     """Return, for each collective (row) and rank (column), its row in the trace or -1, its begin and its end."""
     tables = []
     for key in sorted({key for each in lists for key in each}):

@@ -90,9 +90,7 @@ def find_communication(window: Window) -> Flags:
             continue
         if time[mine & result].sum() > 0.5 * total[row]:
             result |= mine
-        elif (
-            total[row] < total.max() and not work.backward[mine].any() and time[mine & noted].sum() > 0.8 * total[row]
-        ):
+        elif total[row] < total.max() and not work.backward[mine].any() and time[mine & noted].sum() > 0.8 * total[row]:
             # a stream beside the main one that works only inside annotations such as `dispatch`
             result |= mine
     return result

@@ -84,9 +84,7 @@ def diagnose(
 
 def _sentence(word: Verdict, sides: SidesFound, found: Numbers) -> str:
     if word == "nothing_to_overlap":
-        return "Nothing to overlap: " + (
-            sides.why if not sides.names else "no moment was left in which both had work."
-        )
+        return "Nothing to overlap: " + (sides.why if not sides.names else "no moment was left in which both had work.")
     one, other = (_title(name) for name in sides.names)
     lost = f"{found.lost_ms:.1f} ms of {found.possible_ms:.1f} ms possible were lost"
     if found.possible_ms < 1:

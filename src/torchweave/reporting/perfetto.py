@@ -192,9 +192,7 @@ def _levels(lane: Lane) -> Iterator[tuple[list[int], int]]:
         yield events, level
 
 
-def _lane(
-    diagnosis: Diagnosis, lane: Lane, events: list[int], level: int, thread: int, shift_ns: int
-) -> Iterator[str]:
+def _lane(diagnosis: Diagnosis, lane: Lane, events: list[int], level: int, thread: int, shift_ns: int) -> Iterator[str]:
     process = _LANES + lane.device
     name = f"stream {lane.stream}" + (f" ({level + 1})" if level else "")
     yield _meta("thread_name", process, thread, name=name)

@@ -138,7 +138,5 @@ def where(place: Where) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str, style: str = "") -> list[Line]:
-    rows = textwrap.wrap(
-        text, max(40, width), initial_indent=indent, subsequent_indent=indent, break_long_words=False
-    )
+    rows = textwrap.wrap(text, max(40, width), initial_indent=indent, subsequent_indent=indent, break_long_words=False)
     return [Line(row, style) for row in rows]

@@ -27,6 +27,4 @@ loader = DataLoader(dataset, num_workers=4, pin_memory=True)   # input beside th
 
 def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return (
-        f"{facts.moments} in which the launching thread was in no operator and no call, {facts.longest} the longest."
-    )
+    return f"{facts.moments} in which the launching thread was in no operator and no call, {facts.longest} the longest."
