@@ -8,7 +8,7 @@ Scripts that need a process or an environment of their own get one. Exit code 1 
 
     python benchmarks/mends.py --case host_sync --case same_stream
 
-measures single cases in this process, and prints each result as a line of JSON.
+measures single cases in this process, with its environment as it is, and prints each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -200,6 +200,8 @@ class Child:
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:  # some other output, or a line cut by the end of the process
+                continue
+            if not isinstance(line, dict):
                 continue
             if "begin" in line:
                 begun.add(tuple(line["begin"]))
