@@ -60,9 +60,7 @@ def record(variant: Variant, state: dict[str, Any], path: Path) -> None:
         variant.prepare(state)
     torch.cuda.synchronize()
     time.sleep(0.02)
-    with profile(
-        activities=activities, with_stack=True, record_shapes=True, experimental_config=detailed
-    ) as recorder:
+    with profile(activities=activities, with_stack=True, record_shapes=True, experimental_config=detailed) as recorder:
         variant.body(state)
         torch.cuda.synchronize()
     recorder.export_chrome_trace(str(path))

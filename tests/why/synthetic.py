@@ -87,9 +87,7 @@ def diagnosis(
 
 def _lane(row: int, num_ops: int, num_names: int, random: np.random.Generator) -> Lane:
     lengths = random.integers(2_000, 60_000, num_ops)
-    gaps = random.integers(500, 4_000, num_ops) + (random.random(num_ops) < 0.08) * random.integers(
-        1, 200_000, num_ops
-    )
+    gaps = random.integers(500, 4_000, num_ops) + (random.random(num_ops) < 0.08) * random.integers(1, 200_000, num_ops)
     begin = np.cumsum(gaps + np.concatenate(([0], lengths[:-1]))) - gaps[0]
     side = np.full(num_ops, (FIRST_SIDE, SECOND_SIDE, NO_SIDE)[min(row, 2)], dtype=np.int8)
     return Lane(0, 7 + 6 * row, begin, begin + lengths, random.integers(0, num_names, num_ops), side)

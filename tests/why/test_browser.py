@@ -167,9 +167,7 @@ def test_wheel_drag_buttons_and_keys_move_and_zoom(show):
     for button, smaller in (("in", True), ("out", False)):
         page.one(f"[data-do={button}]").click()
         assert (page.view()[1] < full[1]) == smaller
-    page.at(0, 0.25).key_down(Keys.SHIFT).click_and_hold().move_by_offset(200, 0).release().key_up(
-        Keys.SHIFT
-    ).perform()
+    page.at(0, 0.25).key_down(Keys.SHIFT).click_and_hold().move_by_offset(200, 0).release().key_up(Keys.SHIFT).perform()
     zoomed = page.view()
     assert zoomed[0] == pytest.approx(0.25 * full[1], rel=0.02)
     assert zoomed[1] < 0.6 * full[1]
@@ -218,9 +216,7 @@ def test_a_cause_shows_its_moments(show):
     from selenium.webdriver import Keys
 
     page = show(diagnosis())
-    bands = (
-        "return [...document.querySelectorAll('svg .band-lost path')].map((path) => path.getAttribute('d')).join()"
-    )
+    bands = "return [...document.querySelectorAll('svg .band-lost path')].map((path) => path.getAttribute('d')).join()"
     selected = "return [...document.querySelectorAll('.cause.selected')].map((cause) => cause.dataset.cause).join()"
     first = page.wait(bands)
     assert page.run(selected) == "0"

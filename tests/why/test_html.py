@@ -248,9 +248,7 @@ def test_the_embedded_columns_are_the_lanes_and_the_moments():
     for lane, entry in zip(found.lanes, data["lanes"], strict=True):
         assert np.array_equal(decode_times(entry), np.column_stack((lane.begin, lane.end)))
         assert np.array_equal(decode(entry["side"]), lane.side)
-        assert [data["names"][int(code)] for code in decode(entry["name"])] == [
-            found.names[code] for code in lane.name
-        ]
+        assert [data["names"][int(code)] for code in decode(entry["name"])] == [found.names[code] for code in lane.name]
     for cause, entry in zip(found.causes, data["causes"], strict=True):
         assert np.array_equal(decode_times(entry["lost"]), cause.lost_intervals)
         assert np.array_equal(decode_times(entry["idle"]), cause.idle_intervals)

@@ -45,8 +45,7 @@ def test_both_causes_get_their_part(pair, tmp_path):
     mixed.write_text(json.dumps(mixing.concatenate(*parts)))
     # the same two streams as the mixture has: the sides must not change with the parts
     alone = [
-        diagnose(read(CAUSES / f"{name}.json.gz"), between=sides(part))
-        for name, part in zip(pair, parts, strict=True)
+        diagnose(read(CAUSES / f"{name}.json.gz"), between=sides(part)) for name, part in zip(pair, parts, strict=True)
     ]
     found = diagnose(read(mixed), between=sides(parts[0]))
     total = sum(found.numbers.lost_ms + found.numbers.idle_ms for found in alone)

@@ -112,9 +112,7 @@ def test_touching_slices_touch_on_a_clock_that_counts_from_1970(tmp_path):
     borders = np.cumsum(np.random.default_rng(5).integers(500, 900, 1000))
     times = np.column_stack((borders[:-1], borders[1:]))
     cause = replace(found.causes[0], lost_intervals=times[::2], idle_intervals=times[1::2])
-    write_perfetto(
-        replace(found, causes=(cause,), origin_ns=1_740_461_679_470_692_123), source, tmp_path / "out.json"
-    )
+    write_perfetto(replace(found, causes=(cause,), origin_ns=1_740_461_679_470_692_123), source, tmp_path / "out.json")
     read_back = intervals(mine_of(tracks(load(tmp_path / "out.json")), "host_sync"))
     assert len(read_back) == len(times)
     assert np.array_equal(read_back[1:, 0], read_back[:-1, 1])

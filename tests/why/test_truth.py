@@ -75,9 +75,7 @@ class TestTruth:
         assert near(found.hidden_ms, truth["hidden_ms"])
 
 
-@pytest.mark.parametrize(
-    "row", json.loads((TRACES / "weave" / "truth.json").read_text()), ids=lambda row: row["file"]
-)
+@pytest.mark.parametrize("row", json.loads((TRACES / "weave" / "truth.json").read_text()), ids=lambda row: row["file"])
 def test_the_hidden_share_of_a_woven_pair(row):
     found = diagnose(read(TRACES / "weave" / row["file"])).communication
     assert near(found.busy_ms, row["communication_busy_ms"])

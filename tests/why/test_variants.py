@@ -80,9 +80,7 @@ def truths() -> list[tuple[str, dict]]:
     rows = [(folder, row) for folder in folders for row in json.loads((TRACES / folder / "truth.json").read_text())]
     # the largest three say nothing that smaller ones do not
     return [
-        (f"{folder}/{row['file']}", row)
-        for folder, row in rows
-        if (TRACES / folder / row["file"]).stat().st_size < 2e5
+        (f"{folder}/{row['file']}", row) for folder, row in rows if (TRACES / folder / row["file"]).stat().st_size < 2e5
     ]
 
 
