@@ -6,7 +6,7 @@ Importing this package imports neither torch nor numpy: each public name is load
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchweaveError", "__version__", "communication", "timed", "weave"]
 
-__version__ = version("torchweave")
+try:
+    __version__ = version("torchweave")
+except PackageNotFoundError:  # run from its sources, without installing it
+    __version__ = "0+sources"
 
 _HOME = {
     "TorchweaveError": "torchweave.errors",

@@ -613,7 +613,7 @@ def test_a_second_ctrl_c_gives_up(pool):
     ("call", "words"),
     [
         (lambda: tw.weave(3, lambda: None), ("forward", "int", "Remedy")),
-        (lambda: tw.weave(lambda: None, torch.ones(1)), ("backward", "Tensor", "Remedy")),
+        (lambda: tw.weave(lambda: None, torch.ones(1)), ("backward", "a tensor of shape (1,)", "Remedy")),
         (lambda: tw.weave(lambda: 1, lambda: None, strategy="fast"), ("strategy", "'fast'", "turns", "Remedy")),
         (lambda: tw.weave(lambda: 1, lambda: None, kind=[1]), ("kind", "hashable", "Remedy")),
         (lambda: tw.weave(lambda: 1, lambda: None, strategy=None), ("strategy", "None", "Remedy")),

@@ -36,6 +36,8 @@ def test_each_setting_is_seen_named_and_put_back(index):
     name, get, put = SETTINGS[index]
     before, value = Shared.capture(), get()
     other = OTHER.get(name, not value if isinstance(value, bool) else None)
+    if name == "warning filters":
+        other = type(value)(list(value.value))  # an equal list, as `warnings.catch_warnings` puts in
     put(other)
     assert get() == other
     changed = Shared.capture()

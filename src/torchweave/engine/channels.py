@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import weakref
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,19 @@ class Channel:
     def has_peers(self) -> bool:
         """Whether another rank takes part."""
         return len(self.members) > 1
+
+    @property
+    def is_group(self) -> bool:
+        """Whether this is a whole group's channel, and not one between two of its ranks."""
+        return self.name == self.group
+
+    def sequence_number(self) -> int:
+        """Return how many collectives the group has issued, whoever did; 0 where its backend does not count."""
+        group: Any = self._process_group()
+        try:
+            return int(group._get_sequence_number_for_group()) if group is not None else 0
+        except RuntimeError:
+            return 0
 
     def is_of(self, group: ProcessGroup) -> bool:
         """Whether this channel is of that very group, and not of an earlier one of the same name."""

@@ -27,6 +27,7 @@ class Decision(NamedTuple):
         order: Name of the strand that issues each operation, in the woven order.
         refusals: Why a strategy cannot run this kind, by its name; "" where it can.
         stateful: Modules that remember in which pass they are.
+        steps_optimizer: Whether an optimizer stepped inside the backward.
         choice: What `auto` takes.
         reason: Why it takes that.
     """
@@ -37,6 +38,7 @@ class Decision(NamedTuple):
     order: tuple[str, ...]
     refusals: dict[str, str]
     stateful: tuple[weakref.ref[nn.Module], ...]
+    steps_optimizer: bool
     choice: str
     reason: str
 
@@ -78,16 +80,25 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     channels = tuple(conduct.channels.values())
     plan = woven(backward, forward)
     veto = conduct.veto or hazards.veto
-    vetoes = {"turns": veto, "streams": veto or conduct.streams_veto or hazards.streams_veto}
-    refusals = agree(channels, plan, vetoes, conduct.rank)
-    if refusals["turns"]:
-        choice, reason = "serial", refusals["turns"]
-    elif not (_crosses(backward) and _crosses(forward)):
-        choice, reason = "serial", "a strand waits for no communication: there is nothing to hide"
-    else:
-        choice, reason = "turns", "both strands wait for communication"
+    idle = "" if _crosses(backward) and _crosses(forward) else "a strand waits for no communication: nothing to hide"
+    # what `auto` takes is agreed as well: what there is to hide on one rank may be nothing on another
+    vetoes = {"turns": veto, "streams": veto or conduct.streams_veto or hazards.streams_veto, "auto": veto or idle}
+    refusals = dict(agree(channels, plan, vetoes, conduct.rank))
+    reason = refusals.pop("auto")
+    choice = "serial" if reason else "turns"
+    reason = reason or "both strands wait for communication"
     stateful = tuple(weakref.ref(module) for module in hazards.stateful)
-    return Decision(backward, forward, channels, _issuers(plan, backward), refusals, stateful, choice, reason)
+    return Decision(
+        backward,
+        forward,
+        channels,
+        _issuers(plan, backward),
+        refusals,
+        stateful,
+        hazards.steps_optimizer,
+        choice,
+        reason,
+    )
 
 
 def _crosses(record: Record) -> bool:

@@ -74,6 +74,8 @@ class Interception:
         self._strands: dict[int, Strand] = {}
         self._originals: list[tuple[type, str, Any]] = []
         self._library: torch.library.Library | None = None
+        # groups on which other threads issued operations while a pair was recorded; None while none is
+        self.foreign: set[str] | None = None
 
     @property
     def installed(self) -> bool:
@@ -133,6 +135,8 @@ class Interception:
         def call(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             strand = strands.get(get_ident())
             if strand is None or strand.inside:
+                if strand is None and self.foreign is not None:
+                    self.foreign.add(str(group.group_name))
                 return original(group, *args, **kwargs)
             if is_block:
                 strand.conduct.forbid_streams(_COALESCED)

@@ -6,7 +6,8 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -142,7 +143,7 @@ class Conduct:
             failure.settle(verdict)
 
     def _share(self, strand: Strand, error: BaseException, channels: list[Channel]) -> str:
-        what = f"{type(error).__name__}: {error}"
+        what = _told(error)
         where = self.where_it_failed(strand)
         limit_s = min(self.limit_s, INTERRUPT_LIMIT_S) if isinstance(error, KeyboardInterrupt) else self.limit_s
         try:
@@ -170,6 +171,13 @@ class Conduct:
         return BrokenGroupError(", ".join(sorted(self.channels)), f"{cause} ({step})" if cause else step)
 
 
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an error that cannot say what it is must not hide itself behind another one
+        return type(error).__name__
+
+
 class Recording(Conduct):
     """The conduct of the first pair of a kind: backward, then forward, and everything is written down.
 
@@ -177,22 +185,47 @@ class Recording(Conduct):
         rank: Global rank of this process.
         log: Where begin and end times go, or None.
         roll: Who is recording.
+        at_crossing: Told the strand's name at each of its crossings.
     """
 
-    def __init__(self, rank: int, log: Log | None, roll: Roll) -> None:
+    def __init__(self, rank: int, log: Log | None, roll: Roll, at_crossing: Callable[[str], None]) -> None:
         super().__init__(rank, (), log)
-        self._roll = roll
+        self._roll, self._at_crossing = roll, at_crossing
         # types of the autograd nodes in which the backward communicates
         self.nodes: set[type] = set()
+        # of each group: its sequence number when the pair first met it, and how many operations were seen since
+        self._begun: dict[str, int] = {}
+        self._seen: Counter[str] = Counter()
 
     def meet(self, channel: Channel) -> None:
         """Make sure, before anything is sent, that the members record this pair too: a woven order is another."""
         if channel.name not in self.channels and channel.has_peers:
             self._roll.wait_for(channel.members, channel.limit_s)
+        if channel.is_group and channel.name not in self._begun:
+            self._begun[channel.name] = channel.sequence_number()
+        self._seen[channel.name] += 1
         super().meet(channel)
         node = torch._C._current_autograd_node()
         if node is not None:
             self.nodes.add(type(node))
+
+    def forbid_groups(self, foreign: set[str]) -> None:
+        """Keep a pair serial that shares a group with a thread which is no strand: their order would be free."""
+        shared = sorted(foreign & {channel.group for channel in self.channels.values()})
+        if shared:
+            self.veto = self.veto or f"another thread issues operations on group {shared[0]!r} meanwhile"
+
+    def look_for_unseen(self) -> None:
+        """Keep free strands off groups on which somebody else issues operations too: their order would be free."""
+        for name, begun in self._begun.items():
+            if self.channels[name].sequence_number() - begun > self._seen[name]:
+                self.forbid_streams(
+                    f"group {name!r} has operations that are not seen: from C++, as DDP's, or from another thread"
+                )
+
+    def leave(self, strand: Strand) -> None:
+        """Look at what the strand has changed where the other one would go on."""
+        self._at_crossing(strand.name)
 
 
 def unprovable(strand: Strand, why: str) -> NotWeavableError:

@@ -1,22 +1,27 @@
 """IDEA: what makes a woven run differ from a serial one, looked for while the first pair of a kind runs serially.
 
-Found: a backward that leaves random or numerical state changed; a backward that writes parameters or buffers which the
-forward's modules read (an optimizer inside it, the same batch norm recomputed); DDP and FSDP2 modules in both strands
-with their own communication on. For free strands also: a backward that sets the random state, either strand that sets
-numerical state. Not found: modules that the forward's callable does not visibly reach.
+Found: a backward that leaves random or numerical state changed; one that changes what the forward's modules hold (an
+optimizer inside it, the same batch norm recomputed), at its end or at a crossing; a forward that changes what modules
+hold which the backward recomputes, or weights of the backward's graph; gradients that both strands write; DDP and
+FSDP2 modules in both strands with their own communication on. For free strands also: a backward that sets the random
+state, either strand that sets numerical state. Not found: modules that the forward's callable does not visibly reach.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from torchweave.engine.holdings import Holdings
 from torchweave.engine.reach import reachable
 from torchweave.engine.state import Shared
 
@@ -46,6 +51,7 @@ class Hazards:
     Attributes:
         veto: Why the pair must stay serial, or "".
         streams_veto: Why it must not run with free strands, or "".
+        steps_optimizer: Whether an optimizer stepped inside the backward.
         stateful: Modules that remember in which pass they are (FSDP2's): that belongs to a strand.
     """
 
@@ -56,14 +62,21 @@ class Hazards:
         self._modules = tuple(dict.fromkeys(module for item in found for module in item.modules()))
         self._backward = backward
         self._state = Shared.capture()
+        self._elsewhere = _random_states_elsewhere()
+        self._held = Holdings(self._modules)
+        self._recomputed = Holdings()
+        self.steps_optimizer = False
+        self._written_grads: set[Any] = set()
+        self._in_graph: set[int] | None = None
         self.stateful = tuple(module for module in self._modules if module_states(module))
         self._check_wrappers()
 
     @contextlib.contextmanager
     def watch_backward(self) -> Iterator[None]:
         """Watch while the backward runs."""
-        versions = self._versions()
-        hook = register_optimizer_step_pre_hook(self._optimizer_steps)
+        grads = self._grads()
+        optimizers = register_optimizer_step_pre_hook(self._optimizer_steps)
+        recomputed = register_module_forward_pre_hook(self._recomputes)
         try:
             with (
                 self._tripwires(_RANDOM_SETTERS, _SETS_RANDOM),
@@ -71,36 +84,67 @@ class Hazards:
             ):
                 yield
         finally:
-            hook.remove()
+            recomputed.remove()
+            optimizers.remove()
         if changes := self._state.changes(Shared.capture()):
             self._forbid(f"the backward changes {', '.join(changes)}, which the forward sees in a serial run")
-        later = self._versions()
-        for (module, name), before in versions.items():
-            if later.get((module, name)) != before:
-                self._forbid(f"the backward writes {name!r} of a {type(module).__name__} that the forward uses")
-                break
+        self.at_crossing("backward")
+        self._written_grads = _differences(grads, self._grads())
 
     @contextlib.contextmanager
     def watch_forward(self) -> Iterator[None]:
         """Watch while the forward runs."""
-        before = Shared.capture()
+        before, grads, weights = Shared.capture(), self._grads(), self._weights_in_graph()
+        self._recomputed.note()
         with self._tripwires(_SETTERS, "the forward sets numerical state of the process"):
             yield
         if Shared.capture().settings != before.settings:
             self.streams_veto = self.streams_veto or "the forward sets numerical state of the process"
+        self.at_crossing("forward")
+        if self._written_grads & _differences(grads, self._grads()):
+            self._forbid("both strands write the gradient of one parameter, and the order of its sum would change")
+        if _differences(weights, self._weights_in_graph()):
+            self._forbid("the forward writes a parameter that is in the backward's graph")
+
+    def at_crossing(self, strand: str) -> None:
+        """Look at what a strand has changed where the other would go on, or at its end.
+
+        Args:
+            strand: `forward` or `backward`.
+        """
+        if strand == "backward":
+            if changed := self._held.changed():
+                self._forbid(f"the backward changes {changed}, which the forward uses")
+            if _random_states_elsewhere() != self._elsewhere:
+                self._forbid("the backward draws from Python's or numpy's random state, which the forward sees")
+        elif changed := self._recomputed.changed():
+            self._forbid(f"the forward changes {changed}, which the backward computes with again")
+
+    def _recomputes(self, module: nn.Module, _: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._recomputed.add(module)
 
     def _forbid(self, why: str) -> None:
         self.veto = self.veto or why
 
-    def _versions(self) -> dict[tuple[nn.Module, str], int]:
+    def _grads(self) -> dict[Any, Any]:
+        parameters = {id(p): p for module in self._modules for p in module.parameters(recurse=False)}
         return {
-            (module, name): tensor._version
+            key: (id(parameter.grad), parameter.grad._version)
+            for key, parameter in parameters.items()
+            if parameter.grad is not None and not parameter.grad.is_inference()
+        }
+
+    def _weights_in_graph(self) -> dict[Any, Any]:
+        return {
+            id(parameter): parameter._version
             for module in self._modules
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-            if not tensor.is_inference()
+            for parameter in module.parameters(recurse=False)
+            if id(parameter) in (self._in_graph or ()) and not parameter.is_inference()
         }
 
     def _optimizer_steps(self, optimizer: Any, *_: Any) -> None:
+        self.steps_optimizer = True
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         used = {id(parameter) for module in self._modules for parameter in module.parameters(recurse=False)}
         if stepped & used or not used:
@@ -130,7 +174,7 @@ class Hazards:
         """Refuse DDP and FSDP2 modules whose own communication is on in both strands."""
         if self.stateful:
             self.streams_veto = "an FSDP2 module remembers in which pass it is, for both strands together"
-        in_graph = self._parameters_in_backward()
+        in_graph = self._in_graph = self._parameters_in_backward()
         for module in self._modules:
             if (trouble := _own_communication(module)) and (
                 in_graph is None or any(id(parameter) in in_graph for parameter in module.parameters())
@@ -156,6 +200,17 @@ class Hazards:
                     seen.add(following)
                     pending.append(following)
         return found
+
+
+def _random_states_elsewhere() -> tuple[Any, ...]:
+    """Return Python's and, where it is imported, numpy's random state, which are no part of what turns swap."""
+    numpy = sys.modules.get("numpy")
+    legacy = numpy.random.get_state() if numpy is not None else ()
+    return (random.getstate(), *(item.tobytes() if hasattr(item, "tobytes") else item for item in legacy))
+
+
+def _differences(before: dict[Any, Any], after: dict[Any, Any]) -> set[Any]:
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
 def _own_communication(module: nn.Module) -> str:

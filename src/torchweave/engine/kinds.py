@@ -22,7 +22,7 @@ class Fingerprint(NamedTuple):
     """What is seen of a pair before it runs.
 
     Attributes:
-        parts: Code objects, modules and scalars that the two callables reach.
+        parts: Code objects and modules that the two callables reach.
         nodes: How many nodes of each user-defined autograd function stand in the backward's graph.
     """
 
@@ -35,7 +35,8 @@ class Kinds:
 
     The whole graph of a backward is no part of the name: an expert without tokens leaves its nodes out, on some ranks
     and not on others. What counts is how many nodes there are of those functions that were seen to communicate: these
-    have to be equal on all ranks anyway. Shapes are no part of it either: routing changes them from pair to pair.
+    have to be equal on all ranks anyway. Shapes are no part of it either (routing changes them from pair to pair), nor
+    numbers: a rank's own number, or a step's, would give pairs of one kind different names.
     """
 
     def __init__(self) -> None:
@@ -65,23 +66,14 @@ class Kinds:
 
     def _parts(self, call: Callable[[], Any], nodes: Counter[type] | None) -> tuple[Hashable, ...]:
         parts: list[Hashable] = []
-        scalars: list[Hashable] = []
-        num_choices = 0
         for item in reachable(call, depth=_DEPTH, attributes=False):
             if isinstance(item, nn.Module):
                 parts.append(("module", self._token(item), item.training))
-                num_choices += 1
-            elif isinstance(item, torch.Tensor):
-                if nodes is not None and item.grad_fn is not None:
-                    nodes.update(user_functions(item))
-                    num_choices += 1
             elif isinstance(item, types.CodeType):
                 parts.append(item)
-            else:
-                scalars.append(item)
-        # a number beside several modules or losses may choose among them (`chunks[i]`); beside one it says nothing,
-        # and a step counter must not make every pair a new kind
-        return (*parts, *scalars) if num_choices > 1 else tuple(parts)
+            elif nodes is not None and item.grad_fn is not None:
+                nodes.update(user_functions(item))
+        return tuple(parts)
 
     def _token(self, module: nn.Module) -> int:
         token = self._tokens.get(module)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchweave.engine import choose
 from torchweave.engine.channels import Channels
@@ -24,6 +25,7 @@ from torchweave.engine.lanes import Lanes
 from torchweave.engine.observe import Log
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
 from torchweave.engine.roll import Roll
+from torchweave.engine.strands import Strand
 from torchweave.engine.streams import Streams
 from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
@@ -104,9 +106,13 @@ class Engine:
         if chosen == "serial":
             return self._serially(forward, backward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
+        refuse = functools.partial(_refuse_optimizer, strands.backward, self.interception)
+        hook = None if decision.steps_optimizer else register_optimizer_step_pre_hook(refuse)
         try:
             return play_together(strands, backward, forward, self.interception, self._worker)
         finally:
+            if hook is not None:
+                hook.remove()
             if strands.deviated:
                 self._decisions.pop(key, None)
             _count_pair(strands.conduct)
@@ -136,13 +142,17 @@ class Engine:
         """Run the first pair of a kind serially, write its record, and agree on it with the other ranks."""
         hazards = Hazards(forward, backward)
         roll = self._current_roll()
-        conduct = Recording(_rank(), self._log, roll)
+        conduct = Recording(_rank(), self._log, roll, hazards.at_crossing)
         strands = Strands(conduct)
         roll.begin()
+        self.interception.foreign = set()
         try:
             result = play_watched(strands, backward, forward, self.interception, hazards)
+            conduct.look_for_unseen()
+            conduct.forbid_groups(self.interception.foreign)
             decision = choose.decide(strands, hazards)
         finally:
+            self.interception.foreign = None
             roll.end()
             _count_pair(conduct)
             strands.part()
@@ -225,6 +235,16 @@ def weave(
     except TypeError as error:
         raise UsageError("kind has to be hashable", given=repr(kind), remedy="pass a string or a tuple") from error
     return engine().weave(forward, backward, strategy, kind)
+
+
+def _refuse_optimizer(backward: Strand, interception: Interception, optimizer: Any, *_: Any) -> None:
+    """Refuse, before it writes anything, an optimizer that steps in a backward whose first run had none."""
+    if interception.current() is backward:
+        raise NotWeavableError(
+            "A woven backward must not step an optimizer that its first run did not step",
+            given=f"{type(optimizer).__name__}.step() inside the backward",
+            remedy="step after weave, or give the pairs that step a name of their own: weave(..., kind=...)",
+        )
 
 
 def _world() -> dist.ProcessGroup | None:

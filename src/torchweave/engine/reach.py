@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 _MAX_ITEMS = 256
-_SCALARS = bool | int | str
 
 
 def reachable(root: Any, *, depth: int, attributes: bool) -> Iterator[Any]:
-    """Yield code objects, modules, tensors and scalars that a callable holds, in an order that depends on it alone.
+    """Yield code objects, modules and tensors that a callable holds, in an order that depends on it alone.
 
     Args:
         root: A callable.
@@ -27,7 +26,7 @@ def reachable(root: Any, *, depth: int, attributes: bool) -> Iterator[Any]:
 
 
 def _walk(value: Any, depth: int, attributes: bool, seen: set[int]) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor | nn.Module | _SCALARS):
+    if isinstance(value, torch.Tensor | nn.Module):
         yield value
         return
     if depth < 0 or id(value) in seen:
@@ -55,7 +54,7 @@ def _parts(value: Any, attributes: bool) -> Iterator[Any]:
         yield from (variable for variable in variables if _is_variable(variable))
     elif isinstance(value, types.MethodType):
         yield value.__self__
-        yield value.__func__.__code__ if isinstance(value.__func__, types.FunctionType) else None
+        yield value.__func__
     elif isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, torch.Tensor):
         yield value.__self__
     elif isinstance(value, functools.partial):
@@ -64,11 +63,10 @@ def _parts(value: Any, attributes: bool) -> Iterator[Any]:
         yield from value.keywords.values()
     elif isinstance(value, list | tuple | dict):
         items = value.values() if isinstance(value, dict) else value
-        # the numbers in a container are data (a history, say); only those that a function itself holds may choose
-        yield from (item for item in itertools.islice(items, _MAX_ITEMS) if not isinstance(item, _SCALARS))
+        yield from itertools.islice(items, _MAX_ITEMS)
     elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type | types.ModuleType):
         if callable(value):
-            yield getattr(type(value).__call__, "__code__", None)
+            yield type(value).__call__
         if attributes or callable(value):
             yield from list(vars(value).values())[:_MAX_ITEMS]
 

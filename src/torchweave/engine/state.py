@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,24 @@ def _set_anomaly(value: tuple[bool, bool]) -> None:
     torch.set_anomaly_enabled(value[0], check_nan=value[1])
 
 
+class _Same:
+    """Compares by identity: `warnings.catch_warnings` puts an equal list in the place of the old one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _set_warning_filters(kept: _Same) -> None:
+    warnings.filters = kept.value
+    getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", int))()
+
+
 # Settings of the process that change numbers or checks. Each getter costs well under a microsecond.
 SETTINGS: tuple[Setting, ...] = (
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -42,6 +61,13 @@ SETTINGS: tuple[Setting, ...] = (
     ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
     ("math attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
     ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    ("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    (
+        "filling of uninitialized memory",
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+    ),
+    ("warning filters", lambda: _Same(warnings.filters), _set_warning_filters),
     ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
     ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),

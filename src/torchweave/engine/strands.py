@@ -56,6 +56,8 @@ class Strand:
         self.in_region = False
         # while a backend runs one of our calls, what it calls in turn is its own business
         self.inside = False
+        # a strand that left its record goes no further, whatever its code does with the error
+        self._refused: DeviationError | None = None
         self._num_issued = 0
         self._works: dict[int, tuple[Any, int]] = {}
         self._tensors: dict[int, tuple[list[torch.Tensor], int]] = {}
@@ -63,8 +65,11 @@ class Strand:
     def issue(self, operation: str, channel: Channel, start: Callable[[], Any]) -> Any:
         """Start an operation on a channel, in its place, and return what `start` returned."""
         self._refuse_in_region(operation)
+        if self._refused is not None:
+            raise self._refused
         if channel.broken:
             raise BrokenGroupError(channel.name, channel.broken)
+        self._take_missed_turns()
         self._step((operation, channel.name))
         self.conduct.meet(channel)
         self.conduct.before_issue(self)
@@ -117,6 +122,7 @@ class Strand:
                 when the body ends), or is itself the communication (the turn is given away while it runs).
         """
         self._refuse_in_region("another communication() region")
+        self._take_missed_turns()
         self._step((REGION, 0))
         self._leave()
         if not holds_turn:
@@ -132,18 +138,21 @@ class Strand:
             self._enter(time.perf_counter_ns())
 
     def check_ended(self, line: str) -> None:
-        """Raise if the record has more steps than this strand met.
+        """Raise if the record has more operations than this strand issued.
 
         Args:
             line: `file:line` where the strand's callable is defined.
         """
-        if self.expected is not None and self.position < len(self.expected):
-            raise self._deviation(self.expected[self.position], "its end", line)
+        if self._refused is not None:
+            raise self._refused
+        for step in self.expected[self.position :] if self.expected is not None else ():
+            if step[0] != WAIT:
+                raise self._deviation(step, "its end", line)
 
     def forget(self) -> None:
         """Hold nothing any more."""
         self.other = None  # type: ignore[assignment]
-        self.result = self.error = self.saved = self.final = None
+        self.result = self.error = self.saved = self.final = self._refused = None
         self.release()
 
     def release(self) -> None:
@@ -153,10 +162,10 @@ class Strand:
 
     def _cross(self, step: Step, wait: Callable[[], Any]) -> Any:
         self._refuse_in_region("a wait")
-        self._step(step)
+        takes_turn = self._meets_wait(step)
         self._leave()
-        self.conduct.leave(self)
-        self.conduct.come_back(self)
+        if takes_turn:
+            self._take_turn()
         begun = time.perf_counter_ns()
         try:
             return self._guarded(wait)
@@ -183,6 +192,31 @@ class Strand:
         finally:
             self.inside = False
 
+    def _take_turn(self) -> None:
+        self.conduct.leave(self)
+        self.conduct.come_back(self)
+
+    def _meets_wait(self, step: Step) -> bool:
+        """Whether the record has this wait next: only then is it a turn.
+
+        Programs ask `work.is_completed()` before they wait, so that a wait may be missing, or be there for once. What
+        has to be the same in every pair is what is issued: turns are taken where the record has them, those that were
+        missed before the next operation, and a wait that the record does not have is carried out without one.
+        """
+        if self.expected is None:
+            self.met.append(step)
+        elif self.position >= len(self.expected) or self.expected[self.position] != step:
+            return False
+        self.position += 1
+        return True
+
+    def _take_missed_turns(self) -> None:
+        while self.expected is not None and self.position < len(self.expected):
+            if self.expected[self.position][0] != WAIT:
+                break
+            self.position += 1
+            self._take_turn()
+
     def _step(self, step: Step) -> None:
         if self.expected is None:
             self.met.append(step)
@@ -193,7 +227,7 @@ class Strand:
         self.position += 1
 
     def _deviation(self, expected: Step | None, met: str, line: str = "") -> DeviationError:
-        return DeviationError(
+        self._refused = DeviationError(
             rank=self.conduct.rank,
             strand=self.name,
             crossing=self.position,
@@ -201,6 +235,7 @@ class Strand:
             met=met,
             line=line or user_line(),
         )
+        return self._refused
 
     def _refuse_in_region(self, what: str) -> None:
         if self.in_region:

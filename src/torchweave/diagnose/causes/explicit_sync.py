@@ -5,7 +5,8 @@ The host waits until the device, a stream or an event is done, and launches noth
 **Evidence needed.** A synchronizing call outside all operators. Only the part in which work was lost or the
 device idle is charged.
 
-**Mend.** Let one stream wait for the other on the device instead.
+**Mend.** Leave it out where the host reads nothing. Where one stream needs a result of the other, let it wait for
+that on the device, and for no more: waiting for the whole stream keeps the two apart as well.
 
 **Not proof of it.** A synchronize at the end of the window: nothing comes after it, and nothing is charged.
 
@@ -20,7 +21,9 @@ from torchweave.diagnose.causes import Facts
 RECOVERABLE = True
 SEEN_IN = "trace"
 MEND = """\
-side.wait_stream(torch.cuda.current_stream())   # or event.wait(): the host goes on
+# nothing is needed: no wait at all. A result of s1 is needed on s2:
+ready = s1.record_event()      # right after what is needed
+s2.wait_event(ready)           # right before the need; the host goes on
 # for timing: torch.cuda.Event(enable_timing=True), and one synchronize at the end
 """
 

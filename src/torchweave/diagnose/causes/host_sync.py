@@ -24,7 +24,8 @@ MEND = """\
 total += loss.detach()                       # stays on the device
 # x[mask] -> torch.where(mask, x, 0);  if t.any(): -> torch.where
 # read once, at the end or a step late:
-value = host.copy_(total, non_blocking=True) # host: pinned, made once
+host.copy_(total, non_blocking=True)         # host: pinned, made once
+done = torch.cuda.Event(); done.record()     # host holds it when done.query() says so
 """
 
 

@@ -21,7 +21,7 @@ from torchweave.diagnose.causes import Facts
 RECOVERABLE = True
 SEEN_IN = "trace"
 MEND = """\
-export CUDA_DEVICE_MAX_CONNECTIONS=8     # up to 32; before the first CUDA call
+export CUDA_DEVICE_MAX_CONNECTIONS=32    # the most there are; before the first CUDA call
 """
 
 

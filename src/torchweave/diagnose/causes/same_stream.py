@@ -6,7 +6,8 @@ whatever else is mended.
 **Evidence needed.** Both sides on one (device, stream) pair, or an operation that stood behind one of the other
 side on its own stream.
 
-**Mend.** Give one side a stream of its own, and make it wait only for what it needs.
+**Mend.** Give one side a stream of its own, and make it wait only for what it needs: before the
+first part is launched, else it waits for that too.
 
 **Not proof of it.** Few stream numbers in a trace: two stream objects can share one CUDA stream
 (`stream_alias`).
@@ -22,9 +23,10 @@ RECOVERABLE = True
 SEEN_IN = "trace"
 MEND = """\
 side = torch.cuda.Stream()               # made once, not in the loop
-side.wait_stream(torch.cuda.current_stream())
+side.wait_stream(torch.cuda.current_stream())   # before first_part(), which it does not need
 with torch.cuda.stream(side):
     second_part()
+first_part()
 # collectives: dist.all_reduce(x, async_op=True), and work.wait() only where x is needed
 """
 
