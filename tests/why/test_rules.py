@@ -248,3 +248,35 @@ def test_the_start_after_a_late_launch_is_the_launchs(build, tmp_path):
     found = diagnosed(build, tmp_path)
     assert first(found) == "launch_bound"
     assert "Operations of 3.0 us at the median, launched 10.0 us apart" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_memset_before_a_kernel_waited_for_what_the_kernel_waited_for(build, tmp_path, length):
+    """Catches an operation that rounds to no length taken for the reason of the one behind it."""
+    begin = 1000
+    for turn in range(8):
+        stream = (13, 17)[turn % 2]
+        build.wait(stream, 30 * turn)
+        number = build.call("cudaMemsetAsync", 30 * turn + 5, 3)
+        build.row(
+            "gpu_memset", "Memset (Device)", begin, length, stream, 0, device=0, stream=stream, correlation=number,
+            bytes=4,
+        )  # fmt: skip
+        build.kernel(stream, 30 * turn + 10, begin + 2, 1000)
+        begin += 1010
+    found = diagnosed(build, tmp_path)
+    assert first(found) == "wide_dependency"
+    assert found.causes[0].lost_ms == pytest.approx(found.numbers.lost_ms, rel=0.05)
+
+
+def test_rows_without_length_and_launch_hold_nothing_up(build, tmp_path):
+    begin = 1000
+    for turn in range(8):
+        stream = (13, 17)[turn % 2]
+        build.wait(stream, 20 * turn)
+        build.kernel(stream, 20 * turn + 5, begin, 1000)
+        build.row("kernel", "odd", begin - 1, 0, stream, 0, device=0, stream=stream, correlation=9_000_000 + turn)
+        begin += 1003
+    found = diagnosed(build, tmp_path)
+    assert first(found) == "wide_dependency"
+    assert found.causes[0].lost_ms == pytest.approx(found.numbers.lost_ms, rel=0.05)

@@ -114,7 +114,9 @@ def _behind_own_stream(facts: _Facts, moments: Moments, issued: Ints, lost: bool
     """Charge the time in which the operation before it on its own stream, of the other side, still ran."""
     before = facts.pending.before[moments.pending]
     row = np.maximum(before, 0)
-    end = np.where(before >= 0, facts.window.work.end[row], moments.begin)
+    # one of no length did not hold it up: what held that one held both
+    ran = (before >= 0) & (facts.window.work.end[row] > facts.window.work.begin[row])
+    end = np.where(ran, facts.window.work.end[row], moments.begin)
     free = np.clip(end, issued, moments.end)
     other = facts.sides.side[row] == moments.side
     cause = np.where(other, facts.sharing, CODE["unknown"])
