@@ -224,7 +224,7 @@ def test_a_cause_shows_its_moments(show):
     page.view()
     assert page.run(selected) == "1"
     assert page.run(bands) not in ("", first)
-    assert "shown in the lanes" in page.one(".cause[data-cause='1']").text
+    assert "marked in the lanes" in page.one(".cause[data-cause='1']").text
     assert "132 multiprocessors" in page.one(".cause[data-cause='1']").text
     page.one(".cause[data-cause='1'] [data-do=longest-moment]").click()
     begin, end = page.view()

@@ -166,3 +166,17 @@ def test_causes_start_in_one_column_and_times_are_told_in_one_unit(capsys):
     assert len(heads) > 1
     assert not any(line.startswith(" ") for line in heads)
     assert not re.search(r"\b\d{3,}(?:\.\d+)? us\b", "\n".join(lines))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_lines_fit_a_narrow_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["why", str(SMALL)])
+    # code of a mend, and words that cannot be parted, are left as they are
+    text = capsys.readouterr().out.partition("Causes, by cost")[0].splitlines()[1:]
+    assert max(map(len, text)) <= max(columns, 48)
+
+
+def test_a_lane_of_both_sides_says_so(capsys):
+    main(["why", str(TRACES / "causes" / "seed_overlapped_forward_backward.full.json.gz")])
+    assert re.search(r"stream \d+ both sides", capsys.readouterr().out)

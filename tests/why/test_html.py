@@ -185,7 +185,7 @@ def test_several_ranks_have_a_table_and_a_section_each():
     page = Page(render_html(found, ["Rank 2 came late."]))
     assert len(page.data) == len(page.tags("section")) == 3
     assert page.tags("h1") == ["h1"]
-    for text in ("3 traces", "Rank 0", "Rank 2", "rank1.json", "Rank 2 came late.", "Dearest cause"):
+    for text in ("3 traces", "Rank 0", "Rank 2", "rank1.json", "Rank 2 came late.", "First cause"):
         assert text in page.text, text
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchweave.diagnose.verdicts import diagnose
+from torchweave.reporting.text import plain, report
 from torchweave.trace.read import read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -31,3 +32,9 @@ def test_the_naive_attempt_is_explained():
     assert found.sentence == "Forward and backward did not overlap: 23.3 ms of 23.3 ms possible were lost."
     assert found.causes[0].cause == "backward_on_forward_stream"
     assert found.causes[0].lost_ms == pytest.approx(23.305, abs=0.01)
+    text = plain(report(found)).splitlines()
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    excerpt = readme.partition("```text\n" + found.sentence)[2].partition("```")[0].splitlines()
+    assert len(excerpt) > 8
+    for line in excerpt:
+        assert line.rstrip() in text

@@ -13,7 +13,7 @@ from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
 from torchweave.reporting.table import table
 from torchweave.reporting.text import Line, plain, report, wrapped
 
-_NARROWEST, _WIDEST = 60, 160
+_NARROWEST, _WIDEST = 40, 160
 
 
 def show(found: Found, *, as_json: bool, as_list: bool) -> None:

@@ -15,6 +15,8 @@ ASCII_LEVELS = " .:-=+*##"
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 # more streams than a screen holds are not drawn, the busiest are
 MOST_LANES = 12
+# a lane with this share of the other side's time shows both
+_GOOD_PART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,25 @@ def _label(lane: Lane, diagnosis: Diagnosis) -> str:
     side = _main_side(lane)
     names = diagnosis.sides.names
     kind = names[side - 1] if side and names and not names[side - 1].startswith("stream:") else ""
-    return f"{name} {kind}".strip()
+    return f"{name} {'both sides' if _holds_both(lane) else kind}".strip()
+
+
+def _holds_both(lane: Lane) -> bool:
+    """Return whether both sides did a good part of their work here: that is a finding, and not to be hidden."""
+    first, second = _time_per_side(lane)
+    return min(first, second) > _GOOD_PART * max(first, second)
 
 
 def _main_side(lane: Lane) -> int:
-    time = (lane.end - lane.begin).astype(np.float64)
-    per_side = [float(time[lane.side == side].sum()) for side in (FIRST_SIDE, SECOND_SIDE)]
-    if max(per_side) <= 0:
+    first, second = _time_per_side(lane)
+    if max(first, second) <= 0:
         return 0
-    return FIRST_SIDE if per_side[0] >= per_side[1] else SECOND_SIDE
+    return FIRST_SIDE if first >= second else SECOND_SIDE
+
+
+def _time_per_side(lane: Lane) -> tuple[float, float]:
+    time = (lane.end - lane.begin).astype(np.float64)
+    return float(time[lane.side == FIRST_SIDE].sum()), float(time[lane.side == SECOND_SIDE].sum())
 
 
 def _marks(causes: tuple[CauseFound, ...], span: int, width: int) -> str:

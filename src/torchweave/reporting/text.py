@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, CauseFound, Diagnosis, Where
+from torchweave.intervals import length
 from torchweave.reporting.strip import LEVELS, MARKS, strip
 
 # a cause below this share of the whole is named in one line, without its mend
 _WORTH_A_PARAGRAPH = 0.02
 # so many places of a cause are named, each if it has this share of the cause
 _MOST_PLACES, _WORTH_A_PLACE = 3, 0.1
+# less is nothing; moments this much longer than what was lost in them are told
+_LEAST_MS, _CLEARLY_MORE = 0.0005, 1.2
 _LABEL = 26
 _SIDE_STYLES = {FIRST_SIDE: "blue", SECOND_SIDE: "dark_orange", 0: "bright_black"}
 
@@ -71,13 +74,17 @@ def _numbers(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         ("idle", found.idle_ms),
         ("overlapped", found.overlapped_ms),
     ]
-    yield Line("  " + "   ".join(f"{name} {value:.3f} ms" for name, value in first))
+    yield from _parts(first, width)
     if diagnosis.sides.names:
         one, other = diagnosis.sides.names
-        yield Line(
-            f"  {one} {found.first_ms:.3f} ms   {other} {found.second_ms:.3f} ms   both {found.both_ms:.3f} ms   "
-            f"possible {found.possible_ms:.3f} ms   lost {found.lost_ms:.3f} ms"
-        )
+        second = [
+            (one, found.first_ms),
+            (other, found.second_ms),
+            ("both", found.both_ms),
+            ("possible", found.possible_ms),
+            ("lost", found.lost_ms),
+        ]
+        yield from _parts(second, width)
     talk = diagnosis.communication
     if talk is not None:
         yield Line(
@@ -86,6 +93,18 @@ def _numbers(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         )
     if diagnosis.sides.names:
         yield from wrapped(f"Sides: {diagnosis.sides.why}", width, "  ", "dim")
+
+
+def _parts(numbers: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
+    """Yield named times, as many on a line as fit."""
+    text = " "
+    for name, value in numbers:
+        part = f"{name} {value + 0.0:.3f} ms"
+        if len(text) > 1 and len(text) + len(part) + 3 > width:
+            yield Line(text)
+            text = " "
+        text += (" " if text == " " else "   ") + part
+    yield Line(text)
 
 
 def _lanes(diagnosis: Diagnosis, width: int, levels: str) -> Iterator[Line]:
@@ -110,6 +129,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         if small:
             continue
         yield from wrapped(f"Evidence: {cause.evidence}", width, "   ")
+        yield from wrapped(_counted(cause), width, "   ")
         yield from _places(cause, width)
         if cause.mend:
             yield Line("   Mend:")
@@ -117,6 +137,14 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     mendable = [cause for cause in diagnosis.causes if cause.recoverable]
     lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
     yield from wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
+
+
+def _counted(cause: CauseFound) -> str:
+    """Say why what was lost is less than the moments it was lost in, where it clearly is."""
+    moments_ms = length(cause.lost_intervals) / 1e6
+    if cause.lost_ms < _LEAST_MS or moments_ms <= _CLEARLY_MORE * cause.lost_ms:
+        return ""
+    return f"Moments of {moments_ms:.3f} ms, in which one side or the other ran alone, lost {cause.lost_ms:.3f} ms."
 
 
 def _places(cause: CauseFound, width: int) -> Iterator[Line]:
@@ -128,8 +156,8 @@ def _places(cause: CauseFound, width: int) -> Iterator[Line]:
 
 
 def _cost(cause: CauseFound) -> str:
-    parts = [f"{cause.lost_ms:.3f} ms of overlap lost"] if cause.lost_ms >= 0.0005 else []
-    parts += [f"{cause.idle_ms:.3f} ms idle"] if cause.idle_ms >= 0.0005 else []
+    parts = [f"{cause.lost_ms:.3f} ms of overlap lost"] if cause.lost_ms >= _LEAST_MS else []
+    parts += [f"{cause.idle_ms:.3f} ms idle"] if cause.idle_ms >= _LEAST_MS else []
     return ", ".join(parts) or "less than 0.001 ms"
 
 
