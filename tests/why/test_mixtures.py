@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mixing
 import pytest
+from build import Builder
 
 from torchweave.diagnose.verdicts import diagnose
 from torchweave.trace.read import read
@@ -58,3 +59,37 @@ def test_both_causes_get_their_part(pair, tmp_path):
 def sides(trace: dict) -> tuple[str, str]:
     one, other = mixing.busiest(trace["traceEvents"])
     return f"stream:{one}", f"stream:{other}"
+
+
+@pytest.mark.parametrize(
+    "name", ["one_connection.full", "same_direction_copies.full", "forward_after_backward_join.full"]
+)
+def test_several_equal_steps_charge_what_one_does(tmp_path, name):
+    """Catches a synchronization at each step's end that takes a share of what the device held apart."""
+    step = mixing.load(CAUSES / f"{name}.json.gz")
+    steps = step
+    for _ in range(3):
+        steps = mixing.concatenate(steps, step)
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(steps))
+    alone, four = diagnose(read(CAUSES / f"{name}.json.gz")), diagnose(read(path))
+    shares = [found.causes[0].lost_ms / found.numbers.lost_ms for found in (alone, four)]
+    assert four.causes[0].cause == alone.causes[0].cause
+    assert shares[1] >= shares[0] - 0.1
+
+
+@pytest.mark.parametrize("first", [20, 21])
+def test_the_split_does_not_depend_on_which_side_runs_first(tmp_path, first):
+    """Catches a loss that is charged to the part of the trace before it because of the order of its sides."""
+    build = Builder()
+    streams = (first, 41 - first)
+    build.kernel(streams[0], 0, 10, 29_000)
+    build.call("cudaStreamSynchronize", 8, 29_010)
+    build.kernel(streams[1], 29_020, 29_030, 29_000)
+    build.call("cudaStreamSynchronize", 29_027, 29_010)
+    build.copy(streams[0], 58_040, 58_060, 6_250, "Memcpy HtoD (Pinned -> Device)")
+    build.copy(streams[1], 58_046, 64_312, 6_250, "Memcpy HtoD (Pinned -> Device)")
+    found = diagnose(read(build.write(tmp_path / "x.json")), between=("stream:20", "stream:21"))
+    lost = {cause.cause: cause.lost_ms for cause in found.causes}
+    assert lost["explicit_sync"] == pytest.approx(29.0, rel=0.02)
+    assert lost["copy_engine"] == pytest.approx(6.25, rel=0.02)

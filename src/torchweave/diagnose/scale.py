@@ -1,9 +1,10 @@
 """Lost moments are more than what was lost: how much each of them counts.
 
-Both sides wait by turns, so the charged moments of one turn last longer than what was lost in it. A *turn* is a
-time of the greater side alone with the time of the lesser side alone that follows it. What was lost in a turn is the
-lesser side's time alone; the moments charged in the turn share it, up to their own length, and what is more goes to
-the turns before. So a part of a trace with little to lose cannot take the loss of another part.
+Both sides wait by turns, so the charged moments of one turn last longer than what was lost in it. A *turn* is a time
+of the greater side alone with the time of the lesser side alone that follows it. What was lost in a turn is the
+lesser side's time alone; the moments charged in the turn share it, up to their own length, those first in which what
+waited was launched already; what is more goes to the turns before. So a part of a trace with little to lose cannot
+take the loss of another part.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
+from torchweave.diagnose.pending import read_pending
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 from torchweave.intervals import Intervals, difference, length
@@ -33,14 +35,27 @@ def lost_cost(window: Window, sides: Sides, found: Charges) -> Floats:
     borders = _turns(lost, rest)
     turn, of_lost = np.searchsorted(borders, found.begin, side="right"), _turn_of(borders, lost)
     size = len(borders) + 1
-    charged = np.bincount(turn, weights=time, minlength=size).astype(np.float64)
+    # of what was launched in time the device's own reasons decide; a host that came late as well changed nothing
+    held = read_pending(window).issued[found.pending] <= found.begin
+    charged = [np.bincount(turn, weights=time * which, minlength=size).astype(np.float64) for which in (held, ~held)]
     loss = np.bincount(of_lost, weights=lost[:, 1] - lost[:, 0], minlength=size).astype(np.float64)
-    share = np.divide(_settle(loss, charged), charged, out=np.zeros(size), where=charged > 0)
-    cost: Floats = time * share[turn]
+    shares = [
+        np.divide(taken, room, out=np.zeros(size), where=room > 0)
+        for taken, room in zip(_in_two(loss, *charged), charged, strict=True)
+    ]
+    cost: Floats = time * np.where(held, shares[0][turn], shares[1][turn])
     if cost.sum() <= 0:
         cost = time
     cost *= length(lost) / cost.sum()
     return cost
+
+
+def _in_two(loss: Floats, first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Return how much of the loss each turn takes in two rooms: the first is filled before the second."""
+    here = np.minimum(loss, first)
+    more = _settle(loss - here, first - here + second)
+    also = np.minimum(more, first - here)
+    return here + also, more - also
 
 
 def _settle(loss: Floats, room: Floats) -> Floats:
