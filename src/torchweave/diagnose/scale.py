@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchweave.diagnose.causes import CODE
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.pending import read_pending
@@ -36,7 +37,7 @@ def lost_cost(window: Window, sides: Sides, found: Charges) -> Floats:
     turn, of_lost = np.searchsorted(borders, found.begin, side="right"), _turn_of(borders, lost)
     size = len(borders) + 1
     # of what was launched in time the device's own reasons decide; a host that came late as well changed nothing
-    held = read_pending(window).issued[found.pending] <= found.begin
+    held = (read_pending(window).issued[found.pending] <= found.begin) & (found.cause != CODE["unknown"])
     charged = [np.bincount(turn, weights=time * which, minlength=size).astype(np.float64) for which in (held, ~held)]
     loss = np.bincount(of_lost, weights=lost[:, 1] - lost[:, 0], minlength=size).astype(np.float64)
     shares = [
