@@ -258,10 +258,7 @@ def test_a_memset_before_a_kernel_waited_for_what_the_kernel_waited_for(build, t
         stream = (13, 17)[turn % 2]
         build.wait(stream, 30 * turn)
         number = build.call("cudaMemsetAsync", 30 * turn + 5, 3)
-        build.row(
-            "gpu_memset", "Memset (Device)", begin, length, stream, 0, device=0, stream=stream, correlation=number,
-            bytes=4,
-        )  # fmt: skip
+        build.row("gpu_memset", "Memset", begin, length, stream, 0, device=0, stream=stream, correlation=number)
         build.kernel(stream, 30 * turn + 10, begin + 2, 1000)
         begin += 1010
     found = diagnosed(build, tmp_path)
@@ -280,3 +277,23 @@ def test_rows_without_length_and_launch_hold_nothing_up(build, tmp_path):
     found = diagnosed(build, tmp_path)
     assert first(found) == "wide_dependency"
     assert found.causes[0].lost_ms == pytest.approx(found.numbers.lost_ms, rel=0.05)
+
+
+@pytest.mark.parametrize("words", [("range:outer", "stream:17"), ("stream:17", "range:outer")])
+def test_a_side_within_the_other_leaves_the_rest(build, tmp_path, words):
+    for turn in range(6):
+        build.kernel((13, 17)[turn % 2], 10 * turn, 100 + 1000 * turn, 999)
+    build.row("user_annotation", "outer", -5, 1000)
+    found = diagnosed(build, tmp_path, between=words)
+    assert found.numbers.first_ms == found.numbers.second_ms == pytest.approx(2.997)
+
+
+def test_without_operators_what_a_synchronization_was_for_is_only_likely(build, tmp_path):
+    for step in range(6):
+        at = 3000.0 * step
+        build.kernel((13, 17)[step % 2], at + 5, at + 15, 1900)
+        build.copy((13, 17)[step % 2], at + 20, at + 1917, 50, "Memcpy DtoH (Device -> Pinned)")
+        build.call("cudaStreamSynchronize", at + 30, 1945)
+    found = diagnosed(build, tmp_path)
+    assert first(found) == "blocking_copy"
+    assert found.causes[0].certainty == "likely"

@@ -55,6 +55,14 @@ def causes_of_calls(timeline: Timeline) -> Ints:
     return result
 
 
+def guessed_causes(timeline: Timeline, of_call: Ints) -> Flags:
+    """Return which calls' causes are guessed: without operators, what a synchronization after a copy was for."""
+    if len(timeline.ops):
+        return np.zeros(len(of_call), dtype=np.bool_)
+    sync = names_matching(timeline, _SYNC)[timeline.calls.name]
+    return np.asarray(sync & np.isin(of_call, [CODE["host_sync"], CODE["blocking_copy"]]))
+
+
 def _charge_syncs(timeline: Timeline, rows: Ints, result: Ints) -> None:
     """A synchronization is its operator's: a copy's, a reading one's, or nobody's."""
     reading, copying = _operators(timeline, rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchweave.diagnose.calls import NO_CAUSE, causes_of_calls, names_matching
+from torchweave.diagnose.calls import NO_CAUSE, causes_of_calls, guessed_causes, names_matching
 from torchweave.diagnose.causes import CODE
 from torchweave.diagnose.loading import LOADING, loading_times, slow_first_launches
 from torchweave.diagnose.window import Window
@@ -80,6 +80,7 @@ def read_host(window: Window) -> Host:
     timeline = window.timeline
     calls, ops = timeline.calls, timeline.ops
     of_call = causes_of_calls(timeline)
+    guessed = guessed_causes(timeline, of_call)
     merged = _logical_threads(timeline)
     launched = window.work.call[window.work.call >= 0]
     launching = np.unique(merged[calls.thread[launched]]).tolist() if len(launched) else []
@@ -92,7 +93,8 @@ def read_host(window: Window) -> Host:
         layers = [
             _overhead(timeline, _PROFILER, CODE["unknown"]),
             _overhead(timeline, _BUFFER_FULL, CODE["launch_queue_full"]),
-            _labelled(timeline, of_call, row),
+            _labelled(timeline, of_call, row & ~guessed),
+            _labelled(timeline, of_call, row & guessed, likely=True),
             _loading(timeline, of_call, launched, row, op_row),
             _after_drain(window, of_call, row, launched),
             *_gaps(window, cover, launch_time, mine),
@@ -133,9 +135,9 @@ def _overhead(timeline: Timeline, pattern: re.Pattern[str], label: int) -> _Laye
     return _layer(union(np.column_stack((timeline.overhead.begin[rows], timeline.overhead.end[rows]))), label)
 
 
-def _labelled(timeline: Timeline, of_call: Ints, mine: Flags) -> _Layer:
+def _labelled(timeline: Timeline, of_call: Ints, mine: Flags, *, likely: bool = False) -> _Layer:
     rows = np.flatnonzero(mine & (of_call != NO_CAUSE))
-    return _Layer(timeline.calls.begin[rows], timeline.calls.end[rows], of_call[rows], rows)
+    return _Layer(timeline.calls.begin[rows], timeline.calls.end[rows], of_call[rows], rows, likely)
 
 
 def _after_drain(window: Window, of_call: Ints, mine: Flags, launched: Ints) -> _Layer:

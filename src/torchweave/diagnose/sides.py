@@ -218,11 +218,13 @@ def _asked(window: Window, between: Sequence[str], communication: Flags) -> Side
                 given=f"`{word}` selects no operation",
                 remedy=f"the streams with work are {_streams(window)}; else use {FORMS}",
             )
-    masks[1] = masks[1] & ~masks[0]
-    if not masks[1].any():
+    # where one side lies within the other, the other is the rest
+    smaller = 1 if (masks[1] & ~masks[0]).any() else 0
+    masks[smaller] = masks[smaller] & ~masks[1 - smaller]
+    if not masks[smaller].any():
         raise UsageError(
             "The two sides have to be different work",
-            given=f"`{between[1]}` selects nothing that `{between[0]}` does not",
+            given=f"`{between[0]}` and `{between[1]}` select the same operations",
             remedy=f"give two of: {FORMS}",
         )
     side = np.zeros(len(window.work), dtype=np.int64)
