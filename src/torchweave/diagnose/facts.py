@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from torchweave.diagnose.calls import outer_operator
-from torchweave.diagnose.causes import Facts
+from torchweave.diagnose.causes import CODE, Facts
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
 from torchweave.diagnose.pending import Pending
@@ -51,7 +51,8 @@ def facts(window: Window, sides: Sides, pending: Pending, found: Charges, lost_m
         "second_ops": int((here & (sides.side == SECOND_SIDE)).sum()),
     }
     values |= dict(zip(("first", "second"), sides.found.names, strict=False))
-    values |= _launching(window, pending, np.unique(found.pending))
+    if found.cause[0] == CODE["launch_bound"]:
+        values |= _launching(window, pending, np.unique(found.pending))
     values |= _copy(window, found)
     values |= _blocker(window, found)
     values["queue"] = _queue(window, pending, sides, found)
