@@ -13,7 +13,7 @@ from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
 from torchweave.engine.strands import Strand, defined_at
-from torchweave.engine.turns import Turns
+from torchweave.engine.turns import Turns, backward_changes
 from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
 
@@ -159,8 +159,11 @@ def play_together(
             if conduct.failure is not None or not worker.is_idle or not torch.cuda.is_initialized():
                 worker.retire()
         inherited.clear_casts()
-    if isinstance(conduct, Turns) and conduct.failure is None:
-        conduct.settle_state(strands.backward, strands.forward)
+    if conduct.failure is None:
+        if inherited.left_behind:
+            raise backward_changes(inherited.left_behind)
+        if isinstance(conduct, Turns):
+            conduct.settle_state(strands.backward, strands.forward)
     result: T = strands.outcome()
     return result
 
