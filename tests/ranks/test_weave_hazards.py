@@ -263,3 +263,23 @@ def numbers_of_this_rank(step):
 def test_a_number_in_the_closure_makes_no_kind(pool):
     """Catches kinds that are new on one rank alone because a number of that rank is in the closure."""
     pool.run(numbers_of_this_rank, 0)
+
+
+def kinds_that_cross():
+    import torchweave as tw
+    from torchweave.errors import BrokenGroupError
+
+    one = crossing_chunk()
+    pairs = pair_of(one, one)
+    for step in range(4):
+        tw.weave(pairs(step).forward, pairs(step).backward, kind="ab"[step % 2])
+    mine = "ab"[dist.get_rank()]
+    with pytest.raises(BrokenGroupError, match="the same pair as kind"):
+        for step in range(4, 8):
+            made = pairs(step)
+            tw.weave(made.forward, made.backward, kind=mine)
+
+
+def test_ranks_that_run_one_pair_as_two_kinds_are_stopped(pool):
+    """Catches `kind=` that differs between ranks: each is in the proven order of another kind."""
+    pool.run(kinds_that_cross)

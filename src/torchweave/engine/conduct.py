@@ -201,9 +201,9 @@ class Recording(Conduct):
         """Make sure, before anything is sent, that the members record this pair too: a woven order is another."""
         if channel.name not in self.channels and channel.has_peers:
             self._roll.wait_for(channel.members, channel.limit_s)
-        if channel.is_group and channel.name not in self._begun:
-            self._begun[channel.name] = channel.sequence_number()
-        self._seen[channel.name] += 1
+        if channel.group not in self._begun:
+            self._begun[channel.group] = channel.sequence_number()
+        self._seen[channel.group] += 1
         super().meet(channel)
         node = torch._C._current_autograd_node()
         if node is not None:
@@ -217,8 +217,9 @@ class Recording(Conduct):
 
     def look_for_unseen(self) -> None:
         """Keep free strands off groups on which somebody else issues operations too: their order would be free."""
+        groups = {channel.group: channel for channel in self.channels.values()}
         for name, begun in self._begun.items():
-            if self.channels[name].sequence_number() - begun > self._seen[name]:
+            if groups[name].sequence_number() - begun > self._seen[name]:
                 self.forbid_streams(
                     f"group {name!r} has operations that are not seen: from C++, as DDP's, or from another thread"
                 )
