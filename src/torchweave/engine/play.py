@@ -171,13 +171,14 @@ def play_together(
 def _run(strand: Strand, call: Callable[[], Any], interception: Interception | None) -> None:
     """Run one strand to its end and keep its result or error."""
     conduct = strand.conduct
+    strand.defined_at = defined_at(call)
     if interception is not None:
         interception.bind(strand)
     try:
         conduct.begin(strand)
         with conduct.lane(strand):
             strand.result = call()
-        strand.check_ended(defined_at(call))
+        strand.check_ended()
     except BaseException as error:
         strand.error = error
         conduct.fail(strand, error)
