@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class Engine:
         self._running = threading.Lock()
         self._log: Log | None = None
         self._worker = Worker()
-        self._world: tuple[dist.ProcessGroup | None, tuple[Roll, Audit]] | None = None
+        self._world: tuple[Callable[[], dist.ProcessGroup | None], tuple[Roll, Audit]] | None = None
 
     @contextmanager
     def observe(self) -> Iterator[Log]:
@@ -138,8 +139,10 @@ class Engine:
         return self._of_this_world()[1]
 
     def _of_this_world(self) -> tuple[Roll, Audit]:
-        if self._world is None or self._world[0] is not _world():
-            self._world = (_world(), (Roll(_rank()), Audit(_rank())))
+        world = _world()
+        if self._world is None or self._world[0]() is not world:
+            # not held: a group that lives on after it was destroyed ends the process badly
+            self._world = (weakref.ref(world) if world is not None else _nobody, (Roll(_rank()), Audit(_rank())))
         return self._world[1]
 
     def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
@@ -256,6 +259,10 @@ def _refuse_optimizer(backward: Strand, interception: Interception, optimizer: A
             given=f"{type(optimizer).__name__}.step() inside the backward",
             remedy="step after weave, or give the pairs that step a name of their own: weave(..., kind=...)",
         )
+
+
+def _nobody() -> None:
+    return None
 
 
 def _world() -> dist.ProcessGroup | None:
