@@ -34,7 +34,16 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its module at its first use (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'torchweave' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from torchweave.errors import TorchweaveError
+
+        raise TorchweaveError(
+            f"torchweave.{name} needs torch", given="a Python without it", remedy="pip install 'torchweave[torch]'"
+        ) from error
     globals()[name] = value
     return value
 

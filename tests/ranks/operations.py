@@ -303,7 +303,7 @@ OPERATIONS = {
     all_gather_object: WOVEN,
     broadcast_object_list: WOVEN,
     barrier: WOVEN,
-    monitored_barrier: {**WOVEN, "auto": "serial"},  # it blocks by itself, and hands out no Work to wait for
+    monitored_barrier: {**NO_STREAMS, "auto": "serial"},  # it blocks by itself, and hands out no Work to wait for
     all_to_all: WOVEN,
     gather_object: WOVEN,
     send_recv: WOVEN,

@@ -124,7 +124,7 @@ def test_the_peak_is_at_most_both_strands_together(pool, strategy):
         assert serial[0] <= backward[0] + forward[0]
         assert serial[0] > 4 * TENSOR_BYTES, "nothing was counted"
         assert woven[0] <= backward[0] + forward[0], (backward, forward, serial, woven)
-        assert woven[1] == serial[1], f"{woven[1] - serial[1]} bytes more live after the woven pair: {woven}, {serial}"
+        assert woven[1] <= serial[1], f"{woven[1] - serial[1]} bytes more live after the woven pair: {woven}, {serial}"
 
 
 def run(made, strategy):

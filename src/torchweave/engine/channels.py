@@ -29,7 +29,8 @@ class Channel:
         self.limit_s = group_timeout_s(group)
         self.broken = ""
         self.num_pairs = 0
-        self._num_agreements = 0
+        self.num_agreements = 0
+        self._num_known_pairs = 0
         self._process_group = weakref.ref(group)
 
     @property
@@ -37,13 +38,8 @@ class Channel:
         """Whether another rank takes part."""
         return len(self.members) > 1
 
-    @property
-    def is_group(self) -> bool:
-        """Whether this is a whole group's channel, and not one between two of its ranks."""
-        return self.name == self.group
-
     def sequence_number(self) -> int:
-        """Return how many collectives the group has issued, whoever did; 0 where its backend does not count."""
+        """Return how many operations the group has issued, whoever did; 0 where its backend does not count."""
         group: Any = self._process_group()
         try:
             return int(group._get_sequence_number_for_group()) if group is not None else 0
@@ -61,8 +57,13 @@ class Channel:
 
     def next_agreement(self) -> int:
         """Return the number of the agreement that begins, the same on every member."""
-        self._num_agreements += 1
-        return self._num_agreements
+        self.num_agreements += 1
+        return self.num_agreements
+
+    def next_known_pair(self) -> int:
+        """Return the number of the pair that begins, among those whose kind is known; the same on every member."""
+        self._num_known_pairs += 1
+        return self._num_known_pairs
 
 
 class Channels:

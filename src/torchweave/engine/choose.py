@@ -24,6 +24,7 @@ class Decision(NamedTuple):
         backward: The backward strand's record.
         forward: The forward strand's record.
         channels: What the pair communicates on.
+        agreements: The number of this kind's agreement on each channel: what the kind is called on every rank.
         order: Name of the strand that issues each operation, in the woven order.
         refusals: Why a strategy cannot run this kind, by its name; "" where it can.
         stateful: Modules that remember in which pass they are.
@@ -35,6 +36,7 @@ class Decision(NamedTuple):
     backward: Record
     forward: Record
     channels: tuple[Channel, ...]
+    agreements: dict[str, int]
     order: tuple[str, ...]
     refusals: dict[str, str]
     stateful: tuple[weakref.ref[nn.Module], ...]
@@ -84,6 +86,7 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     # what `auto` takes is agreed as well: what there is to hide on one rank may be nothing on another
     vetoes = {"turns": veto, "streams": veto or conduct.streams_veto or hazards.streams_veto, "auto": veto or idle}
     refusals = dict(agree(channels, plan, vetoes, conduct.rank))
+    agreements = {channel.name: channel.num_agreements for channel in channels}
     reason = refusals.pop("auto")
     choice = "serial" if reason else "turns"
     reason = reason or "both strands wait for communication"
@@ -92,6 +95,7 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         backward,
         forward,
         channels,
+        agreements,
         _issuers(plan, backward),
         refusals,
         stateful,

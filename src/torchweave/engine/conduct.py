@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import traceback
@@ -17,6 +18,8 @@ from torchweave.engine.observe import Log
 from torchweave.engine.roll import Roll
 from torchweave.engine.strands import Strand
 from torchweave.errors import BrokenGroupError, NotWeavableError, WaitLimitError
+
+_LOG = logging.getLogger("torchweave")
 
 # A group's timeout bounds every wait; where no group is in sight, this does (c10d's own default).
 DEFAULT_LIMIT_S = 1800.0
@@ -152,6 +155,15 @@ class Conduct:
                 agreement.tell_failure(channels, self.rank, f"{where}, after another rank", what)
                 return error.cause if isinstance(error, BrokenGroupError) else f"on rank {self.rank}, {error}"
             agreement.tell_failure(channels, self.rank, where, what)
+            if any(channel.has_peers for channel in channels):
+                # the error itself is raised only when this is known
+                _LOG.warning(
+                    "rank %d failed in its %s (%s); it waits up to %g s to learn whether the other ranks failed alike",
+                    self.rank,
+                    where,
+                    what,
+                    limit_s,
+                )
             return agreement.failed_alike(channels, self.rank, where, limit_s)
         except RuntimeError as trouble:  # the store's host is gone
             return f"rank {self.rank} failed in its {where} ({what}), and the store did not answer: {trouble}"
@@ -201,9 +213,9 @@ class Recording(Conduct):
         """Make sure, before anything is sent, that the members record this pair too: a woven order is another."""
         if channel.name not in self.channels and channel.has_peers:
             self._roll.wait_for(channel.members, channel.limit_s)
-        if channel.is_group and channel.name not in self._begun:
-            self._begun[channel.name] = channel.sequence_number()
-        self._seen[channel.name] += 1
+        if channel.group not in self._begun:
+            self._begun[channel.group] = channel.sequence_number()
+        self._seen[channel.group] += 1
         super().meet(channel)
         node = torch._C._current_autograd_node()
         if node is not None:
@@ -217,8 +229,9 @@ class Recording(Conduct):
 
     def look_for_unseen(self) -> None:
         """Keep free strands off groups on which somebody else issues operations too: their order would be free."""
+        groups = {channel.group: channel for channel in self.channels.values()}
         for name, begun in self._begun.items():
-            if self.channels[name].sequence_number() - begun > self._seen[name]:
+            if groups[name].sequence_number() - begun > self._seen[name]:
                 self.forbid_streams(
                     f"group {name!r} has operations that are not seen: from C++, as DDP's, or from another thread"
                 )

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchweave.engine import choose
+from torchweave.engine.audit import Audit
 from torchweave.engine.channels import Channels
 from torchweave.engine.collectives import Interception
 from torchweave.engine.conduct import Conduct, Recording
@@ -51,7 +53,7 @@ class Engine:
         self._running = threading.Lock()
         self._log: Log | None = None
         self._worker = Worker()
-        self._roll: tuple[dist.ProcessGroup | None, Roll] | None = None
+        self._world: tuple[Callable[[], dist.ProcessGroup | None], tuple[Roll, Audit]] | None = None
 
     @contextmanager
     def observe(self) -> Iterator[Log]:
@@ -103,6 +105,9 @@ class Engine:
             if channel.broken:
                 raise BrokenGroupError(channel.name, channel.broken)
         chosen = decision.strategy_for(strategy)
+        audit = self._current_audit()
+        audit.compare()
+        audit.post(decision.channels, decision.agreements, chosen)
         if chosen == "serial":
             return self._serially(forward, backward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
@@ -127,9 +132,18 @@ class Engine:
 
     def _current_roll(self) -> Roll:
         """Return who is recording, among the ranks of today's default group."""
-        if self._roll is None or self._roll[0] is not _world():
-            self._roll = (_world(), Roll(_rank()))
-        return self._roll[1]
+        return self._of_this_world()[0]
+
+    def _current_audit(self) -> Audit:
+        """Return what was posted of the kinds that run, among the ranks of today's default group."""
+        return self._of_this_world()[1]
+
+    def _of_this_world(self) -> tuple[Roll, Audit]:
+        world = _world()
+        if self._world is None or self._world[0]() is not world:
+            # not held: a group that lives on after it was destroyed ends the process badly
+            self._world = (weakref.ref(world) if world is not None else _nobody, (Roll(_rank()), Audit(_rank())))
+        return self._world[1]
 
     def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
         if strategy == "turns":
@@ -245,6 +259,10 @@ def _refuse_optimizer(backward: Strand, interception: Interception, optimizer: A
             given=f"{type(optimizer).__name__}.step() inside the backward",
             remedy="step after weave, or give the pairs that step a name of their own: weave(..., kind=...)",
         )
+
+
+def _nobody() -> None:
+    return None
 
 
 def _world() -> dist.ProcessGroup | None:

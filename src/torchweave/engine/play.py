@@ -13,7 +13,7 @@ from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
 from torchweave.engine.strands import Strand, defined_at
-from torchweave.engine.turns import Turns
+from torchweave.engine.turns import Turns, backward_changes
 from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
 
@@ -159,8 +159,11 @@ def play_together(
             if conduct.failure is not None or not worker.is_idle or not torch.cuda.is_initialized():
                 worker.retire()
         inherited.clear_casts()
-    if isinstance(conduct, Turns) and conduct.failure is None:
-        conduct.settle_state(strands.backward, strands.forward)
+    if conduct.failure is None:
+        if inherited.left_behind:
+            raise backward_changes(inherited.left_behind)
+        if isinstance(conduct, Turns):
+            conduct.settle_state(strands.backward, strands.forward)
     result: T = strands.outcome()
     return result
 
@@ -168,13 +171,14 @@ def play_together(
 def _run(strand: Strand, call: Callable[[], Any], interception: Interception | None) -> None:
     """Run one strand to its end and keep its result or error."""
     conduct = strand.conduct
+    strand.defined_at = defined_at(call)
     if interception is not None:
         interception.bind(strand)
     try:
         conduct.begin(strand)
         with conduct.lane(strand):
             strand.result = call()
-        strand.check_ended(defined_at(call))
+        strand.check_ended()
     except BaseException as error:
         strand.error = error
         conduct.fail(strand, error)

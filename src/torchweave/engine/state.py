@@ -124,6 +124,9 @@ class Shared(NamedTuple):
         return tuple(found)
 
 
+_NOTHING = object()
+
+
 class Inherited:
     """State of the calling thread, for the thread that runs the backward strand.
 
@@ -131,6 +134,8 @@ class Inherited:
     """
 
     def __init__(self) -> None:
+        # what the work left changed on its thread
+        self.left_behind: tuple[str, ...] = ()
         self._context = contextvars.copy_context()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
@@ -161,6 +166,7 @@ class Inherited:
             torch.clear_autocast_cache()
 
     def _run(self, work: Callable[[], None]) -> None:
+        variables = dict(contextvars.copy_context())
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
@@ -169,6 +175,20 @@ class Inherited:
             stack.enter_context(self._saved_hooks())
             stack.enter_context(self._modes())
             work()
+            self.left_behind = self._left_behind(variables)
+
+    def _left_behind(self, variables: dict[contextvars.ContextVar[Any], Any]) -> tuple[str, ...]:
+        """Name what the work left changed on its thread: after a serial run, the caller would have it."""
+        found = []
+        if torch.is_grad_enabled() != self._grad:
+            found.append("grad mode")
+        if torch.get_num_threads() != self._threads:
+            found.append("number of threads")
+        if any(torch.is_autocast_enabled(kind) != enabled for kind, enabled, _ in self._autocast):
+            found.append("autocast")
+        now = contextvars.copy_context()
+        found.extend(f"context variable {var.name!r}" for var in now if now[var] is not variables.get(var, _NOTHING))
+        return tuple(found)
 
     @contextlib.contextmanager
     def _thread_settings(self) -> Iterator[None]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -54,6 +56,8 @@ class Strand:
         self.saved: Saved | None = None
         self.final: Saved | None = None
         self.in_region = False
+        # where the strand's callable is defined, for errors that no line of the user's own led to
+        self.defined_at = ""
         # while a backend runs one of our calls, what it calls in turn is its own business
         self.inside = False
         # a strand that left its record goes no further, whatever its code does with the error
@@ -137,17 +141,13 @@ class Strand:
             self.conduct.come_back(self)
             self._enter(time.perf_counter_ns())
 
-    def check_ended(self, line: str) -> None:
-        """Raise if the record has more operations than this strand issued.
-
-        Args:
-            line: `file:line` where the strand's callable is defined.
-        """
+    def check_ended(self) -> None:
+        """Raise if the record has more operations than this strand issued."""
         if self._refused is not None:
             raise self._refused
         for step in self.expected[self.position :] if self.expected is not None else ():
             if step[0] != WAIT:
-                raise self._deviation(step, "its end", line)
+                raise self._deviation(step, "its end", self.defined_at)
 
     def forget(self) -> None:
         """Hold nothing any more."""
@@ -233,7 +233,7 @@ class Strand:
             crossing=self.position,
             expected=_say(expected) if expected is not None else "the strand's end",
             met=met,
-            line=line or user_line(),
+            line=line or user_line() or self.defined_at,
         )
         return self._refused
 
@@ -261,9 +261,10 @@ def defined_at(call: Any) -> str:
 
 
 def user_line() -> str:
-    """Return `file:line` of the innermost frame that is neither torch's nor ours."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+    """Return `file:line` of the innermost frame that is neither torch's nor ours, or "" where there is none."""
+    folders = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    ours = (*folders, contextlib.__file__, threading.__file__)
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
