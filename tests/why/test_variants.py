@@ -117,3 +117,14 @@ def test_a_grid_in_threads_is_no_full_chip(tmp_path):
     found = read(build.write(tmp_path / "threads.json"))
     assert set(found.work.blocks.tolist()) == {132}
     assert "sm_full" not in [cause.cause for cause in diagnose(found).causes]
+
+
+def test_a_copy_that_its_call_waits_for_blocks_whatever_it_is_called(tmp_path):
+    """Catches a recorder that does not name the kind of memory."""
+    build = Builder()
+    for step in range(6):
+        at = 4000.0 * step
+        build.kernel((13, 17)[step % 2], at + 5, at + 15, 1900)
+        build.copy((13, 17)[step % 2], at + 20, at + 1917, 500, "CopyDeviceToHost", call_us=2400)
+    found = diagnose(read(build.write(tmp_path / "x.json")))
+    assert found.causes[0].cause == "blocking_copy"

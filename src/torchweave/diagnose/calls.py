@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from torchweave.diagnose.causes import CODE
-from torchweave.trace.timeline import COPY, DEVICE_TO_HOST, KERNEL, Calls, Flags, Ints, Ops, Timeline
+from torchweave.trace.timeline import COPY, DEVICE_TO_HOST, KERNEL, ON_DEVICE, Calls, Flags, Ints, Ops, Timeline
 
 NO_CAUSE = -1
 
@@ -106,6 +106,8 @@ def _charge_copies(timeline: Timeline, sync: Flags, result: Ints) -> None:
     calls, work = timeline.calls, timeline.work
     is_copy = names_matching(timeline, _COPY)[calls.name]
     result[names_matching(timeline, _BLOCKING_COPY)[calls.name]] = CODE["blocking_copy"]
+    waiting = _copies_waited_for(timeline)
+    result[waiting[is_copy[waiting]]] = CODE["blocking_copy"]
     joined = np.flatnonzero((work.call >= 0) & (work.kind == COPY) & work.pageable)
     rows = np.unique(work.call[joined])
     rows = rows[is_copy[rows]]
@@ -118,6 +120,15 @@ def _charge_copies(timeline: Timeline, sync: Flags, result: Ints) -> None:
     blocking = np.flatnonzero((result == CODE["blocking_copy"]) | (result == CODE["pageable_copy"]))
     reading, _ = _operators(timeline, blocking)
     result[blocking[reading & (_directions(timeline, blocking) == DEVICE_TO_HOST)]] = CODE["host_sync"]
+
+
+def _copies_waited_for(timeline: Timeline) -> Ints:
+    """Return the calls that last until their own copy ends, whatever the copy is called."""
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero((work.call >= 0) & (work.kind == COPY) & (work.direction != ON_DEVICE))
+    call, length = work.call[rows], work.end[rows] - work.begin[rows]
+    lasts = (calls.end[call] >= work.end[rows] - _CLOCK_NS) & (calls.end[call] - calls.begin[call] >= 0.9 * length)
+    return np.unique(call[lasts & (length >= _LONG_KERNEL_NS)])
 
 
 def _directions(timeline: Timeline, rows: Ints) -> Ints:
