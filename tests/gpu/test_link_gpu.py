@@ -19,15 +19,6 @@ pytestmark = [
 NUM_BYTES = 64 << 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory):
-    torch.cuda.set_device(0)
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.fixture
 def sent():
     return torch.arange(NUM_BYTES // 4, device="cuda", dtype=torch.int32)

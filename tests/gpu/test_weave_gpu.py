@@ -21,15 +21,6 @@ HIDDEN, TOKENS = 512, 256
 STRATEGIES = ["turns", "streams", "auto"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory):
-    torch.cuda.set_device(0)
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.fixture(autouse=True)
 def deterministic():
     torch.use_deterministic_algorithms(True, warn_only=True)
