@@ -53,7 +53,7 @@ def test_json_has_everything_and_woven_is_serial():
 def test_the_table_says_that_the_link_is_simulated():
     done = demo("--link-sms", "3")
     assert done.returncode == 0, done.stderr
-    assert "simulated link, 0.33 Gb/s, 3 SMs" in done.stdout
+    assert "simulated link, 0.4 Gb/s, 3 SMs" in done.stdout
     assert "bit-equal to serial" in done.stdout
     assert not done.stderr  # no progress bar without a terminal
 

@@ -29,8 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave demo`."""
     parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
     parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
-    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 768, on a GPU 4096")
-    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 256, on a GPU 4096")
+    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 1024, on a GPU 4096")
+    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 512, on a GPU 4096")
     parser.add_argument(
         "--link-gbps",
         type=float,
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="SMs that the simulated link holds on a GPU; 1 stands for a copy engine, 8 or 32 for NCCL's channels "
         "(default: 1)",
     )
-    parser.add_argument("--steps", type=int, default=10, help="training steps before measuring; default: 10")
+    parser.add_argument("--steps", type=int, default=5, help="training steps before measuring; default: 5")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -47,7 +47,7 @@ class DemoOptions:
     tokens: int | None = None
     link_gbps: float | None = None
     link_sms: int = 1
-    steps: int = 10
+    steps: int = 5
     rounds: int = 11
 
 
@@ -66,7 +66,7 @@ class _Defaults:
 
 
 # gloo itself takes about 1 ms of a core for every exchange, which nothing can hide: few and long ones on a CPU
-_CPU = _Defaults(2, 768, 256, 4.0, 2, 1, 0.33, torch.float32)
+_CPU = _Defaults(2, 1024, 512, 2.0, 2, 1, 0.4, torch.float32)
 _CUDA = _Defaults(4, 4096, 4096, 0.375, 4, 4, 1280.0, torch.bfloat16)
 
 
