@@ -19,11 +19,10 @@ class Channel:
         name: The group's name, or `group:source>destination` (global ranks).
         group: The process group.
         members: Global ranks that take part.
-        slow: Whether its operations take time on a lane of their own, so that there is something to hide.
     """
 
-    def __init__(self, name: str, group: ProcessGroup, members: tuple[int, ...], slow: bool) -> None:
-        self.name, self.members, self.slow = name, members, slow
+    def __init__(self, name: str, group: ProcessGroup, members: tuple[int, ...]) -> None:
+        self.name, self.members = name, members
         self.group = str(group.group_name)
         self.group_ranks = tuple(dist.get_process_group_ranks(group))
         self.limit_s = group_timeout_s(group)
@@ -83,7 +82,7 @@ class Channels:
         channel = self._channels.get(name)
         if channel is None or not channel.is_of(group):
             members = tuple(dist.get_process_group_ranks(group))
-            channel = self._keep(Channel(name, group, members, len(members) > 1))
+            channel = self._keep(Channel(name, group, members))
         return channel
 
     def of_ends(self, group: ProcessGroup, source: int, destination: int) -> Channel:
@@ -93,12 +92,12 @@ class Channels:
         channel = self._channels.get(name)
         if channel is None or not channel.is_of(group):
             members = tuple(sorted({ranks[source], ranks[destination]}))
-            channel = self._keep(Channel(name, group, members, len(members) > 1))
+            channel = self._keep(Channel(name, group, members))
         return channel
 
     def takes_turns(self, channel: Channel) -> bool:
         """Whether waiting for this channel is worth a turn: groups of one have nothing to hide."""
-        return channel.slow or self.lone_groups_are_slow
+        return channel.has_peers or self.lone_groups_are_slow
 
     def _keep(self, channel: Channel) -> Channel:
         # a group that was made anew counts from the beginning: its members may have stopped at different counts, and

@@ -12,7 +12,7 @@ from torchweave.engine.conduct import Conduct, where_threads_stand
 from torchweave.engine.hazards import Hazards
 from torchweave.engine.order import Record
 from torchweave.engine.state import Inherited
-from torchweave.engine.strands import Strand, defined_at
+from torchweave.engine.strands import Strand
 from torchweave.engine.turns import Turns, backward_changes
 from torchweave.engine.worker import Worker
 from torchweave.errors import DeviationError, WaitLimitError
@@ -171,7 +171,7 @@ def play_together(
 def _run(strand: Strand, call: Callable[[], Any], interception: Interception | None) -> None:
     """Run one strand to its end and keep its result or error."""
     conduct = strand.conduct
-    strand.defined_at = defined_at(call)
+    strand.call = call
     if interception is not None:
         interception.bind(strand)
     try:

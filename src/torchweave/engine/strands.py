@@ -56,8 +56,8 @@ class Strand:
         self.saved: Saved | None = None
         self.final: Saved | None = None
         self.in_region = False
-        # where the strand's callable is defined, for errors that no line of the user's own led to
-        self.defined_at = ""
+        # the strand's callable: an error that no line of the user's own led to says where that is defined
+        self.call: Callable[[], Any] | None = None
         # while a backend runs one of our calls, what it calls in turn is its own business
         self.inside = False
         # a strand that left its record goes no further, whatever its code does with the error
@@ -147,11 +147,12 @@ class Strand:
             raise self._refused
         for step in self.expected[self.position :] if self.expected is not None else ():
             if step[0] != WAIT:
-                raise self._deviation(step, "its end", self.defined_at)
+                raise self._deviation(step, "its end", defined_at(self.call))
 
     def forget(self) -> None:
         """Hold nothing any more."""
         self.other = None  # type: ignore[assignment]
+        self.call = None
         self.result = self.error = self.saved = self.final = self._refused = None
         self.release()
 
@@ -233,7 +234,7 @@ class Strand:
             crossing=self.position,
             expected=_say(expected) if expected is not None else "the strand's end",
             met=met,
-            line=line or user_line() or self.defined_at,
+            line=line or user_line() or defined_at(self.call),
         )
         return self._refused
 
