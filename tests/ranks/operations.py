@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -153,7 +155,8 @@ def barrier(x):
 
 
 def monitored_barrier(x):
-    dist.monitored_barrier()
+    # without one its limit is 30 minutes, whatever the group's is: too long for a program whose peer has failed
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=2))
     return x * 2
 
 

@@ -57,14 +57,14 @@ class Pool:
         for worker in self._workers:
             worker.pipe.send(job)
         answers, trouble = self._collect(timeout)
-        if trouble:
-            self._kill()
         stories = [
             f"--- rank {rank} ---\n{answer[1]}"
             for rank, answer in enumerate(answers)
             if answer is not None and answer[0] != "done"
         ]
         if trouble or stories:
+            # after a mere exception too: ranks that left a job at different points number their next groups differently
+            self._kill()
             raise RanksFailedError("\n".join([trouble, *stories]).strip())
         return [answer[1] for answer in answers]
 
