@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,11 @@ class WeightPart:
     _products: list[_Product] = field(default_factory=list)
     _kept: _Kept = field(default_factory=lambda: ([], []))
     _weights: list[Tensor] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return not (self._products or self._kept[0])
 
     def run(self) -> None:
         """Add the weight gradients to `.grad`, and let go of the graph."""
@@ -145,9 +151,10 @@ def input_backward(
     if not begins:
         return tuple(None for _ in inputs), part
     again = [[GradientEdge(p.node, number) for number in sorted(graph.entries[p.node])] for p in cut.products]
+    wanted: list[Any] = [*inputs, *cut.given, *(edge for group in again for edge in group)]
     found = torch.autograd.grad(
         [edge for edge, _ in begins],
-        [*inputs, *cut.given, *(edge for group in again for edge in group)],
+        wanted,
         [gradient for _, gradient in begins],
         retain_graph=bool(again),
         allow_unused=True,
@@ -185,9 +192,7 @@ class Graph:
         for node in self.order:
             if node in ends or any(edge.node in self.towards for edge in children_of(node)):
                 self.towards.add(node)
-        self.weights = [
-            leaf for node in self.order if node not in ends and (leaf := leaf_of(node)) is not None
-        ]
+        self.weights = [leaf for node in self.order if node not in ends and (leaf := leaf_of(node)) is not None]
 
     def checkpoint(self) -> str:
         """Return why activation checkpointing keeps the parts together, or ""."""
