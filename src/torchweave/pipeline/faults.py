@@ -21,7 +21,9 @@ from torch._C._distributed_c10d import Store
 from torchweave.errors import PipelineError, WaitLimitError
 from torchweave.schedule.action import Action
 
+# a rank that is alive answers within the first, and says who is not within the second
 _GRACE_S = 1.0
+_PATIENCE_S = 4.0
 _POLL_S = 0.02
 _BREAK_TAG = 2**30
 _KEY = "failed"
@@ -155,36 +157,44 @@ class Guard:
             awaited: What another rank was to do.
             waited_s: For how long it was waited for, seconds.
         """
-        end = time.monotonic() + _GRACE_S
-        while (note := self._read()) is None and time.monotonic() < end:
-            time.sleep(_POLL_S)
+        if waited_s >= 0.9 * self.limit_s:
+            note = self._read()
+            where = awaited or Where(self.rank, None, "the end of the step", None)
+            return self._adopt(note) if note is not None else self.fail(where, self._silence(awaited))
+        note, gone = self._look_around(awaited)
         if note is not None:
             return self._adopt(note)
-        silent = waited_s >= 0.9 * self.limit_s
-        where = awaited or Where(self._missing(), None, "the end of the step", None)
+        where = awaited or Where(gone, None, "the end of the step", None)
         told = " ".join(str(error).split())[:200]
-        cause = self._silence(awaited) if silent else f"its process is gone, as rank {self.rank} noticed ({told})"
-        return self.fail(where, cause)
+        return self.fail(where, f"its process is gone, as rank {self.rank} noticed ({told})")
+
+    def _look_around(self, awaited: Where | None) -> tuple[str | None, int]:
+        """Wait for a failure's note, as long as whoever closed the connection may be a victim, too.
+
+        A rank whose connection was closed says that it is here, so that its own closing is not taken for its end.
+
+        Returns:
+            The note, or None where the awaited rank, or any, does not answer; and the rank that does not.
+        """
+        if self._store is None or self._group is None:
+            return None, self.rank
+        suspects = [awaited.rank] if awaited is not None else dist.get_process_group_ranks(self._group)
+        begin = time.monotonic()
+        silent = list(suspects)
+        with contextlib.suppress(RuntimeError):  # the store's host is gone
+            self._store.set(f"here/{self.rank}", "")
+            while (waited_s := time.monotonic() - begin) < _PATIENCE_S:
+                if (note := self._read()) is not None:
+                    return note, self.rank
+                silent = [rank for rank in suspects if not self._store.check([f"here/{rank}"])]
+                if silent and waited_s > _GRACE_S:
+                    break
+                time.sleep(_POLL_S)
+        return None, silent[0] if silent else suspects[0]
 
     def _silence(self, awaited: Where | None) -> str:
         what = "the other ranks" if awaited is None else str(awaited)
         return str(WaitLimitError(f"rank {self.rank}", what, self.limit_s).rule)
-
-    def _missing(self) -> int:
-        """Return the first rank that does not answer, or this one."""
-        if self._store is None or self._group is None:
-            return self.rank
-        with contextlib.suppress(RuntimeError):
-            ranks = dist.get_process_group_ranks(self._group)
-            self._store.set(f"here/{self.rank}", "")
-            end = time.monotonic() + _GRACE_S
-            while time.monotonic() < end:
-                missing = [rank for rank in ranks if not self._store.check([f"here/{rank}"])]
-                if not missing:
-                    return self.rank
-                time.sleep(_POLL_S)
-            return missing[0]
-        return self.rank
 
     def _adopt(self, note: str) -> PipelineError:
         if self._note is None:

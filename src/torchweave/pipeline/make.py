@@ -16,9 +16,10 @@ from torchweave.engine.channels import group_timeout_s
 from torchweave.engine.choose import STRATEGIES
 from torchweave.errors import UsageError, described
 from torchweave.pipeline.batch import Microbatches
+from torchweave.pipeline.book import Book
 from torchweave.pipeline.faults import Guard, Where
 from torchweave.pipeline.groups import device_of, own_group
-from torchweave.pipeline.p2p import Book, Wire
+from torchweave.pipeline.p2p import Wire
 from torchweave.pipeline.runner import Rig, Step, check_finite
 from torchweave.pipeline.share import shared_buckets
 from torchweave.pipeline.stage import Loss, Stage
@@ -38,13 +39,10 @@ class Pipeline:
         num_stages: Of the whole model.
     """
 
-    def __init__(
-        self, rig: Rig, schedule: str | Plan, num_chunks: int, store: Store | None, *, learns_always: bool
-    ) -> None:
-        self._rig, self._schedule, self._num_chunks, self._store = rig, schedule, num_chunks, store
+    def __init__(self, rig: Rig, schedule: str | Plan, num_chunks: int, *, learns_always: bool) -> None:
+        self._rig, self._schedule, self._num_chunks = rig, schedule, num_chunks
         self._learns_always = learns_always
         self._plans: dict[int, tuple[Plan, str]] = {}
-        self._num_steps = 0
         self.stages = tuple(sorted(rig.stages))
 
     def plan(self, num_microbatches: int) -> Plan:
@@ -147,16 +145,18 @@ class Pipeline:
     def _agree(self, step: Step, digest: str) -> str:
         """Learn from the ranks with the first stage what comes in, and that they run the same plan."""
         rig, plan = self._rig, step.plan
-        self._num_steps += 1
         said = []
         for direction in range(plan.num_directions):
             begins = [m for m in range(plan.num_microbatches) if plan.direction_of(m) == direction]
-            first, name = plan.rank_of(0, begins[0]), f"step/{self._num_steps}/{direction}"
+            first = plan.rank_of(0, begins[0])
+            where = "the beginning of the step"
             if first == rig.rank:
                 text = json.dumps([digest, plan.num_microbatches, [_look(step.inputs[m]) for m in begins]])
-                self._say(name, text, f"step/{self._num_steps - 2}/{direction}")
+                for peer in range(len(rig.ranks)):
+                    if peer != rig.rank:
+                        rig.wire.send_text(peer, text, Where(rig.ranks[peer], None, where, None))
             else:
-                text = self._hear(name, Where(rig.ranks[first], None, "the beginning of the step", None))
+                text = rig.wire.receive_text(first, Where(rig.ranks[first], None, where, None))
             theirs, count, _ = json.loads(text)
             if theirs != digest:
                 raise UsageError(
@@ -167,20 +167,6 @@ class Pipeline:
                 )
             said.append(text)
         return hashlib.sha256("\n".join(said).encode()).hexdigest()
-
-    def _say(self, name: str, text: str, outdated: str) -> None:
-        """Tell the other ranks, and take back what all of them have read."""
-        if self._store is not None:
-            self._store.set(name, text)
-            if self._num_steps > 2:
-                self._store.delete_key(outdated)
-
-    def _hear(self, name: str, awaited: Where) -> str:
-        """Return what another rank says, when it has said it."""
-        assert self._store is not None
-        store = self._store
-        self._rig.guard.wait_on_host(lambda: store.check([name]), awaited)
-        return bytes(store.get(name)).decode()
 
     def _losses(self, step: Step) -> Tensor:
         """Return every microbatch's loss, on every rank, shape (microbatches), float32."""
@@ -274,12 +260,13 @@ def build(
     guard = Guard(own, store, limit_s)
     device = device_of(own) if own is not None else _device_of(chunks)
     buckets = shared_buckets(stages, placement, own, guard, dict(tied or {}), limit_s)
+    wire = Wire(own, store, guard, device)
     rig = Rig(
         rank,
         tuple(dist.get_process_group_ranks(group)) if group is not None else (guard.rank,),
         stages,
-        Wire(own, guard, device),
-        Book(guard, store),
+        wire,
+        Book(wire),
         guard,
         Sums(buckets),
         device,
@@ -287,7 +274,7 @@ def build(
         object(),
         not allow_nonfinite_loss,
     )
-    return Pipeline(rig, schedule, len(chunks), store, learns_always=dynamic_shapes)
+    return Pipeline(rig, schedule, len(chunks), learns_always=dynamic_shapes)
 
 
 def stages_of(schedule: str | Plan, rank: int, num_ranks: int, *, num_chunks: int | None = None) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""IDEA: tensors go from rank to rank as bytes, started early and waited for late; how they look is learnt once.
+"""IDEA: tensors go from rank to rank as bytes, started early and waited for late.
 
 Every rank starts its transfers in the order of the plan, in which no order of two ranks contradicts another: so they
 cannot block each other on one communicator either, where a transfer begins only when the one before it has ended.
@@ -6,38 +6,19 @@ cannot block each other on one communicator either, where a transfer begins only
 
 from __future__ import annotations
 
-import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from torchweave.errors import UsageError
 from torchweave.pipeline.faults import Guard, Where
-from torchweave.pipeline.values import Layout, TensorLayout
+from torchweave.pipeline.values import TensorLayout
 
 _MOST_SENDS = 8
-
-
-class Key(NamedTuple):
-    """What a transfer carries.
-
-    Attributes:
-        kind: `F` for a stage's outputs, `B` for the gradients of its inputs.
-        stage: The stage that made them.
-        microbatch: The microbatch.
-    """
-
-    kind: str
-    stage: int
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
 
 
 class Receipt:
@@ -62,12 +43,16 @@ class Wire:
 
     Args:
         group: The pipeline's own group; None for a pipeline of one rank, which sends nothing.
+        store: Shared by the pipeline's ranks; None likewise.
         guard: Waits for it.
         device: Where the tensors are.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, guard: Guard, device: torch.device) -> None:
-        self._group, self._guard, self._device = group, guard, device
+    def __init__(
+        self, group: dist.ProcessGroup | None, store: Store | None, guard: Guard, device: torch.device
+    ) -> None:
+        self._group, self._store, self._guard, self._device = group, store, guard, device
+        self._letters: Counter[tuple[int, int]] = Counter()
         self._sent: deque[tuple[list[dist.Work], list[Tensor], Where]] = deque()
 
     def send(self, peer: int, tensors: Sequence[Tensor], awaited: Where) -> None:
@@ -94,6 +79,42 @@ class Wire:
         tensors = [layout.empty(self._device) for layout in layouts]
         works = self._start(dist.irecv, peer, [_bytes_of(tensor) for tensor in tensors if tensor.numel()], awaited)
         return Receipt(self._guard, works, tensors, awaited)
+
+    def send_text(self, peer: int, text: str, awaited: Where) -> None:
+        """Send a text that the peer waits for on its host.
+
+        With gloo it goes as the tensors go, so that a peer that is gone is noticed at once; with NCCL over the store,
+        so that no device is waited for.
+        """
+        if self._device.type == "cuda":
+            assert self._store is not None
+            assert self._group is not None
+            self._store.set(self._letter(self._group.rank(), peer), text)
+            return
+        raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        self.send(peer, [torch.tensor([len(raw)]), raw], awaited)
+
+    def receive_text(self, peer: int, awaited: Where) -> str:
+        """Wait for a text on the host.
+
+        Raises:
+            PipelineError: It does not come.
+        """
+        if self._device.type == "cuda":
+            assert self._store is not None
+            assert self._group is not None
+            store, name = self._store, self._letter(peer, self._group.rank())
+            self._guard.wait_on_host(lambda: store.check([name]), awaited)
+            text = bytes(store.get(name)).decode()
+            store.delete_key(name)
+            return text
+        (length,) = self.receive(peer, [TensorLayout((1,), "int64", False)], awaited).wait()
+        (raw,) = self.receive(peer, [TensorLayout((int(length),), "uint8", False)], awaited).wait()
+        return bytes(raw.tolist()).decode()
+
+    def _letter(self, sender: int, receiver: int) -> str:
+        self._letters[sender, receiver] += 1
+        return f"text/{sender}>{receiver}/{self._letters[sender, receiver]}"
 
     def add_up(self, tensor: Tensor) -> None:
         """Add up a tensor over the pipeline's ranks, in place, and wait on the host: the end of a step.
@@ -143,89 +164,6 @@ class Wire:
             raise self._guard.behind(error, awaited) from error
 
 
-class Book:
-    """How the transfers of a step look: learnt in the first step with inputs of these shapes, then known.
-
-    Args:
-        guard: Waits for the other ranks.
-        store: Where ranks tell each other; None for a pipeline of one rank.
-    """
-
-    def __init__(self, guard: Guard, store: Store | None) -> None:
-        self._guard, self._store = guard, store
-        self._pages: dict[str, dict[Key, Layout | list[bool]]] = {}
-        self._page: dict[Key, Layout | list[bool]] = {}
-        self._session = 0
-        self._learns = True
-
-    def open(self, signature: str, *, learn: bool) -> None:
-        """Begin a step.
-
-        Args:
-            signature: What the shapes follow from, the same text on every rank.
-            learn: Whether to learn them although they are known.
-        """
-        self._learns = learn or signature not in self._pages
-        if self._learns:
-            self._session += 1
-            self._page = {}
-        else:
-            self._page = self._pages[signature]
-
-    def close(self, signature: str) -> None:
-        """Keep what was learnt, at the end of a step that every rank has ended."""
-        self._pages[signature] = self._page
-
-    def tell(self, key: Key, entry: Layout | list[bool]) -> None:
-        """Say how a transfer looks, before it is sent.
-
-        Raises:
-            UsageError: It looks otherwise than in the step in which it was learnt.
-        """
-        if self._learns:
-            self._page[key] = entry
-            if self._store is not None:
-                text = entry.encode() if isinstance(entry, Layout) else json.dumps(entry)
-                self._store.set(f"layout/{self._session}/{key}", text)
-        elif (known := self._page.get(key)) != entry:
-            raise UsageError(
-                "What a stage passes on looks the same in every step whose inputs look the same",
-                given=f"{key} is {_told(entry)}, and was {_told(known)}",
-                remedy="build the pipeline with dynamic_shapes=True",
-            )
-
-    def layout(self, key: Key, awaited: Where) -> Layout:
-        """Return how a stage's outputs look that are to be received."""
-        entry = self._look_up(key, awaited)
-        assert isinstance(entry, Layout)
-        return entry
-
-    def present(self, key: Key, awaited: Where) -> list[bool]:
-        """Return for each of a stage's inputs with gradient whether one is sent back."""
-        entry = self._look_up(key, awaited)
-        assert isinstance(entry, list)
-        return entry
-
-    def known(self, key: Key) -> list[bool] | None:
-        """Return which gradients the other side expects, or None while that is still being learnt."""
-        entry = None if self._learns else self._page.get(key)
-        return entry if isinstance(entry, list) else None
-
-    def _look_up(self, key: Key, awaited: Where) -> Layout | list[bool]:
-        if key not in self._page:
-            assert self._store is not None
-            store, name = self._store, f"layout/{self._session}/{key}"
-            self._guard.wait_on_host(lambda: store.check([name]), awaited)
-            text = bytes(store.get(name)).decode()
-            store.delete_key(name)
-            self._page[key] = Layout.decode(text) if key.kind == "F" else json.loads(text)
-        return self._page[key]
-
-
 def _bytes_of(tensor: Tensor) -> Tensor:
     """Return a tensor's bytes: every dtype goes over every backend so."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _told(entry: Layout | list[bool] | None) -> str:
-    return f"gradients {entry}" if isinstance(entry, list) else str(entry)

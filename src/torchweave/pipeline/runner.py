@@ -15,8 +15,9 @@ from torch.autograd.profiler import record_function
 from torchweave.engine.pair import weave
 from torchweave.errors import TorchweaveError
 from torchweave.pipeline.batch import Microbatches
+from torchweave.pipeline.book import Book, Key
 from torchweave.pipeline.faults import Guard, Where
-from torchweave.pipeline.p2p import Book, Key, Receipt, Wire
+from torchweave.pipeline.p2p import Receipt, Wire
 from torchweave.pipeline.stage import Forward, Loss, Stage
 from torchweave.pipeline.sums import Sums
 from torchweave.pipeline.values import Layout, Outputs, put_together
@@ -75,7 +76,7 @@ class Step:
     keeps_outputs: bool
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
-    _outgoing: dict[Key, list[Tensor]] = field(default_factory=dict)
+    _outgoing: dict[Key, tuple[list[Tensor], Layout | list[bool]]] = field(default_factory=dict)
     _incoming: dict[Key, tuple[Any, Receipt]] = field(default_factory=dict)
     _local: dict[Key, Any] = field(default_factory=dict)
     _entered: dict[tuple[int, int], Layout] = field(default_factory=dict)
@@ -126,18 +127,34 @@ class Step:
     def _pair(self, action: Action) -> None:
         forward_action, backward_action = action.parts
         prepared = self._prepare_forward(forward_action)
-        forward = partial(_recorded, forward_action, prepared.run)
-        backward = partial(_recorded, backward_action, self._prepare_backward(backward_action))
-        gradients: list[Any] = []
+        gradients: list[Sequence[Tensor | None]] = []
+        failed: list[Action] = []
+        forward = partial(_recorded, forward_action, prepared.run, failed)
+        backward = partial(_into, gradients, backward_action, self._prepare_backward(backward_action), failed)
+        try:
+            output, loss = self._run_pair(forward_action, backward_action, forward, backward)
+        except BaseException:
+            # it was one of the two
+            with self.rig.guard.at(Where.of(self.rig.ranks[self.rig.rank], failed[0] if failed else action)):
+                raise
+        here = self.rig.ranks[self.rig.rank]
+        with self.rig.guard.at(Where.of(here, backward_action)):
+            self._finish_backward(backward_action, gradients[0])
+        with self.rig.guard.at(Where.of(here, forward_action)):
+            self._finish_forward(forward_action, prepared, output, loss)
+
+    def _run_pair(
+        self,
+        forward_action: Action,
+        backward_action: Action,
+        forward: Callable[[], tuple[Any, Tensor | None]],
+        backward: Callable[[], None],
+    ) -> tuple[Any, Tensor | None]:
         if self._is_last(backward_action) and self.rig.stages[backward_action.stage].wrapping.reduces_in_backward:
-            # a wrapper's own communication must not meet the other strand
-            gradients.append(backward())
-            output, loss = forward()
-        else:
-            kind = (self.rig.name, forward_action.stage, backward_action.stage, backward_action.kind)
-            output, loss = weave(forward, partial(_into, gradients, backward), strategy=self.rig.strategy, kind=kind)
-        self._finish_backward(backward_action, gradients[0])
-        self._finish_forward(forward_action, prepared, output, loss)
+            backward()  # a wrapper's own communication must not meet the other strand
+            return forward()
+        kind = (self.rig.name, forward_action.stage, backward_action.stage, backward_action.kind)
+        return weave(forward, backward, strategy=self.rig.strategy, kind=kind)
 
     def _prepare_forward(self, action: Action) -> Forward:
         """Wait for what comes in, and return the forward."""
@@ -169,8 +186,7 @@ class Step:
         if self._is_here(target, key.microbatch):
             self._local[key] = _with_gradients(outputs.layout, tensors)
         else:
-            self.rig.book.tell(key, outputs.layout)
-            self._outgoing[key] = tensors
+            self._outgoing[key] = (tensors, outputs.layout)
 
     def _prepare_backward(self, action: Action) -> Callable[[], Sequence[Tensor | None]]:
         """Wait for the gradients that come in, and return the backward."""
@@ -195,8 +211,7 @@ class Step:
         expected = self.rig.book.known(key)
         if expected is not None and all(e or not p for e, p in zip(expected, present, strict=True)):
             present = expected  # what has no gradient this time goes as zeros
-        self.rig.book.tell(key, present)
-        self._outgoing[key] = self._filled(key, gradients, present)
+        self._outgoing[key] = (self._filled(key, gradients, present), present)
 
     def _filled(self, key: Key, gradients: Sequence[Tensor | None], present: Sequence[bool]) -> list[Tensor]:
         layouts = [layout for layout in self._entered.pop((key.stage, key.microbatch)).tensors if layout.requires_grad]
@@ -214,13 +229,15 @@ class Step:
         target = action.stage + (1 if key.kind == "F" else -1)
         peer = self.plan.rank_of(target, microbatch)
         awaited = Where(self.rig.ranks[peer], target, f"{target}{key.kind}{microbatch}", microbatch)
-        self.rig.wire.send(peer, self._outgoing.pop(key), awaited)
+        tensors, looks = self._outgoing.pop(key)
+        self.rig.book.tell(key, looks, peer, awaited)
+        self.rig.wire.send(peer, tensors, awaited)
 
     def _receive_outputs(self, action: Action) -> None:
         microbatch = _microbatch(action)
         key = Key("F", action.stage - 1, microbatch)
         peer, awaited = self._made_by(key)
-        layout = self.rig.book.layout(key, awaited)
+        layout = self.rig.book.layout(key, peer, awaited)
         self._entered[action.stage, microbatch] = layout
         self._incoming[key] = (layout, self.rig.wire.receive(peer, layout.tensors, awaited))
 
@@ -228,7 +245,7 @@ class Step:
         microbatch = _microbatch(action)
         key = Key("B", action.stage + 1, microbatch)
         peer, awaited = self._made_by(key)
-        present = self.rig.book.present(key, awaited)
+        present = self.rig.book.present(key, peer, awaited)
         layouts = self.rig.stages[action.stage].gradient_layouts(microbatch)
         expected = [layout for layout, sent in zip(layouts, present, strict=True) if sent]
         self._incoming[key] = (present, self.rig.wire.receive(peer, expected, awaited))
@@ -271,13 +288,17 @@ def check_finite(loss: Tensor) -> None:
         )
 
 
-def _recorded(action: Action, run: Callable[[], T]) -> T:
+def _recorded(action: Action, run: Callable[[], T], failed: list[Action]) -> T:
     with record_function(f"PP:{action}"):
-        return run()
+        try:
+            return run()
+        except BaseException:
+            failed.append(action)
+            raise
 
 
-def _into(found: list[T], run: Callable[[], T]) -> None:
-    found.append(run())
+def _into(found: list[T], action: Action, run: Callable[[], T], failed: list[Action]) -> None:
+    found.append(_recorded(action, run, failed))
 
 
 def _with_gradients(layout: Layout, tensors: Sequence[Tensor]) -> Any:
