@@ -7,6 +7,7 @@ directions, and the embedding is a product with one-hot rows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,12 +94,63 @@ class MoeLanguageModel(nn.Module):
         Returns:
             A scalar, float32, nats a byte.
         """
-        logits = self(text[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+        return next_byte_loss(self(text[:, :-1]), text[:, 1:])
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """Return the weights that every rank has a copy of; the others are the rank's own experts."""
         return [parameter for name, parameter in self.named_parameters() if ".experts." not in name]
+
+
+class ModelPart(nn.Module):
+    """Consecutive layers of a model, as one stage of a pipeline; its weights have the model's names for them.
+
+    Args:
+        model: The whole model, whose weights it takes over.
+        layers: Which of its layers.
+    """
+
+    def __init__(self, model: MoeLanguageModel, layers: range) -> None:
+        super().__init__()
+        self.is_first, self.is_last = layers.start == 0, layers.stop == len(model.layers)
+        if self.is_first:
+            self.embedding, self.position = model.embedding, model.position
+        self.layers = nn.ModuleDict({str(index): model.layers[index] for index in layers})
+        if self.is_last:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the next part takes, or the logits.
+
+        Args:
+            x: Bytes, shape (batch, sequence), int64, for the first part; else shape (batch, sequence, hidden).
+        """
+        if self.is_first:
+            x = F.one_hot(x, VOCABULARY).to(self.embedding.dtype) @ self.embedding + self.position[: x.shape[1]]
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.norm(x) @ self.head if self.is_last else x
+
+
+def parts_of(model: MoeLanguageModel, num_parts: int) -> list[ModelPart]:
+    """Cut a model into parts with as many layers each, or one more, the first ones first.
+
+    Args:
+        model: The whole model; each weight belongs to one part.
+        num_parts: At most as many as it has layers.
+    """
+    few, more = divmod(len(model.layers), num_parts)
+    begins = [index * few + min(index, more) for index in range(num_parts + 1)]
+    return [ModelPart(model, range(begin, end)) for begin, end in itertools.pairwise(begins)]
+
+
+def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the next bytes, a scalar, float32, nats a byte.
+
+    Args:
+        logits: Shape (batch, sequence, 256).
+        targets: Bytes, shape (batch, sequence), int64.
+    """
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 class _Layer(nn.Module):
