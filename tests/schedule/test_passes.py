@@ -10,14 +10,13 @@ from torchweave.schedule.action import COMPUTE, P2P, PAIR, RECEIVES, SENDS
 from torchweave.schedule.build import build, names
 from torchweave.schedule.passes import (
     add_reduce_grad,
-    add_send_recv,
     merge_backward,
     merge_pairs,
     only_compute,
     split_backward,
     take_pairs_apart,
-    transfer_of,
 )
+from torchweave.schedule.transfers import add_send_recv, transfer_of
 
 plans = st.builds(
     lambda name, half, rounds: build(name, 2 * half, 4 * half * rounds),
@@ -101,9 +100,11 @@ def test_transfers_have_one_order_over_all_ranks(plan):
         for action, rank in heads.items():
             if action.kind in SENDS:
                 leaf = action._replace(kind="F" if action.kind == "SEND_F" else "B")
-                _, receive, receiver = transfer_of(leaf, plan)
-                if heads.get(receive) == receiver:
-                    places[rank], places[receiver], moved = places[rank] + 1, places[receiver] + 1, True
+                transfer = transfer_of(leaf, plan)
+                if heads.get(transfer.receive) == transfer.receiver:
+                    places[rank] += 1
+                    places[transfer.receiver] += 1
+                    moved = True
                     break
         assert moved, [str(action) for action in heads]
 
