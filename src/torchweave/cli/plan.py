@@ -181,7 +181,7 @@ def _show(args: argparse.Namespace, plan: Plan, costs: Costs | None) -> None:
         print(json.dumps(report.plan_record(plan, costs, woven, serial)))
         return
     width = max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
-    grid = in_time(woven.ranks) if woven is not None else slots(plan)
+    grid = in_time(woven) if woven is not None else slots(plan)
     rows = report.plan_lines(plan, grid, width, None if args.whole else _MOST_LINES)
     if woven is None:
         rows += [[], *report.memory_lines(peak_activations(plan))]

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from torchweave.cli.output import can_print
-from torchweave.reporting.table import aligned
+from torchweave.cli.terminal import can_print
 from torchweave.schedule.compare import Candidate, Comparison
 from torchweave.schedule.costs import Costs
 from torchweave.schedule.grid import Grid, Row, draw
@@ -29,6 +28,7 @@ _STYLES = {
     "idle": "dim",
     "title": "bold",
 }
+_MOST_RUNS = 8
 _ASCII = str.maketrans({"─": "-", "·": "."})
 
 
@@ -69,6 +69,8 @@ def simulation_lines(costs: Costs | None, woven: Simulation, serial: Simulation 
         woven: The simulation.
         serial: The same with pairs run one half after the other; None where there are no pairs.
     """
+    from torchweave.reporting.table import aligned
+
     head = ("", "step", "bubble", "bubble of each rank", "activations alive at most")
     named = [("woven" if serial else "step", woven)] + ([("serial", serial)] if serial else [])
     rows = [
@@ -76,7 +78,7 @@ def simulation_lines(costs: Costs | None, woven: Simulation, serial: Simulation 
             name,
             f"{found.step_time:.4g}",
             f"{found.bubble_share:.1%}",
-            _grouped([f"{share:.1%}" for share in found.bubble_shares]),
+            _grouped(found.bubble_shares, ".1%"),
             _grouped(found.peak_activations),
         )
         for name, found in named
@@ -95,6 +97,8 @@ def comparison_lines(found: Comparison) -> list[Row]:
     Args:
         found: The comparison.
     """
+    from torchweave.reporting.table import aligned
+
     head = ("schedule", "step", "serial", "gain", "bubble", "activations", "parameters")
     rows = [_candidate_row(candidate) for candidate in found.candidates]
     title = f"{found.num_ranks} ranks, {found.num_microbatches} microbatches; 1/{found.num_ranks} of the model: "
@@ -118,12 +122,12 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _grouped(values: Sequence[object]) -> str:
-    """Return values in their order, those that repeat as one with their number."""
-    runs = [(value, len(list(run))) for value, run in groupby(values)]
-    if len(runs) > 1 and len(runs) == len(values) > 16:
-        return f"{runs[0][0]} (rank 0) ... {runs[-1][0]} (rank {len(values) - 1})"
-    return ", ".join(f"{value}" if number == 1 else f"{number} x {value}" for value, number in runs)
+def _grouped(values: Sequence[float], form: str = "") -> str:
+    """Return the values of ranks in their order, those that repeat as one with their number; many as from and to."""
+    runs = [(value, len(list(run))) for value, run in groupby(format(value, form) for value in values)]
+    if len(runs) > _MOST_RUNS:
+        return f"{min(values):{form}} to {max(values):{form}}"
+    return ", ".join(value if number == 1 else f"{number} x {value}" for value, number in runs)
 
 
 def plan_record(plan: Plan, costs: Costs | None, woven: Simulation | None, serial: Simulation | None) -> dict[str, Any]:

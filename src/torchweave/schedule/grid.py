@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchweave.schedule.action import P2P, PAIR, Action
 from torchweave.schedule.plan import Plan
-from torchweave.schedule.simulate import Span, timeline
+from torchweave.schedule.simulate import Simulation, Span, timeline
 
 if TYPE_CHECKING:
     from torchweave.schedule.check import Fault
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 Segment = tuple[str, str]  # text, and its style: a kind of action, `idle`, `head`, `rank`, `wrong`, or nothing
 Row = list[Segment]
 
-# an action's label is never cut off in favour of a step that fits fewer lines, up to so many characters for a unit
-_MOST_PER_UNIT = 16
+# so that one very short action's label does not stretch the whole step: characters of the average action at most
+_MOST_PER_ACTION = 16
 _MOST_FAULTS = 20
 _AROUND = 3  # actions that are shown on each side of a fault
 
@@ -58,24 +59,57 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of all ranks.
+    """Where the actions of all ranks stand; cells are made only of what is drawn.
 
     Attributes:
-        rows: For each rank its cells, by column.
-        step: Blocks begin at a multiple of so many columns.
-        unit: What `step` columns are called.
-        per_unit: Columns for one slot, or for one unit of time.
+        ranks: For each rank its actions in time.
+        per_unit: Columns for a unit of time.
+        in_slots: Whether a unit is a slot, one for each action; else an action is as wide as it is long.
     """
 
-    rows: tuple[tuple[Cell, ...], ...]
-    step: int
-    unit: str
+    ranks: tuple[tuple[Span, ...], ...]
     per_unit: float
+    in_slots: bool
+
+    @property
+    def step(self) -> int:
+        """Blocks begin at a multiple of so many columns."""
+        return round(self.per_unit) if self.in_slots else 1
 
     @property
     def width(self) -> int:
         """Columns of the whole grid."""
-        return max((row[-1].end for row in self.rows if row), default=0)
+        return max((self._column(row[-1].end) for row in self.ranks if row), default=0)
+
+    def cells(self, rank: int, begin: int, end: int) -> Iterator[Cell]:
+        """Yield the cells of a rank that lie between two columns, or reach into them."""
+        row = self.ranks[rank]
+        first = bisect_right(row, begin, key=lambda span: self._column(span.end))
+        for place in range(first, len(row)):
+            left = self._column(row[place - 1].end) if place else 0
+            cell = self._cell(row[place])
+            if cell.begin > left:
+                yield from self._idle(left, cell.begin)
+            if cell.begin >= end:
+                return
+            yield cell
+
+    def _column(self, time: float) -> int:
+        return round(time * self.per_unit)
+
+    def _cell(self, span: Span) -> Cell:
+        begin, end, action = self._column(span.begin), self._column(span.end), span.action
+        if self.in_slots:
+            return Cell(begin, end - begin, (label(action),), " ", style_of(action))
+        short = ";".join(f"{leaf.kind}{leaf.microbatch}" for leaf in action.leaves())
+        return Cell(begin, end - begin, (label(action), short), "─", style_of(action))
+
+    def _idle(self, begin: int, end: int) -> Iterator[Cell]:
+        if not self.in_slots:
+            yield Cell(begin, end - begin, (), "·", "idle")
+            return
+        for column in range(begin, end, self.step):
+            yield Cell(column, self.step, ("·",), " ", "idle")
 
 
 def slots(plan: Plan) -> Grid:
@@ -84,42 +118,32 @@ def slots(plan: Plan) -> Grid:
     Args:
         plan: A valid plan of computing actions.
     """
-    spans = timeline(plan, lambda _: 1.0)
-    wide = 1 + max((len(label(span.action)) for row in spans for span in row), default=0)
-    rows = []
-    for row in spans:
-        cells: list[Cell] = []
-        for span in row:
-            slot = int(span.begin)
-            cells += [Cell(idle * wide, wide, ("·",), " ", "idle") for idle in range(len(cells), slot)]
-            cells.append(Cell(slot * wide, wide, (label(span.action),), " ", style_of(span.action)))
-        rows.append(tuple(cells))
-    return Grid(tuple(rows), wide, "slot", wide)
+    has_pairs = any(action.parts for row in plan.ranks for action in row)
+    return Grid(timeline(plan, lambda _: 1.0), 1 + _longest(plan, has_pairs), in_slots=True)
 
 
-def in_time(ranks: Sequence[Sequence[Span]]) -> Grid:
-    """Return the grid in which an action is as wide as it is long.
+def in_time(found: Simulation) -> Grid:
+    """Return the grid in which an action is as wide as it is long, wide enough for most labels.
 
     Args:
-        ranks: For each rank its actions in time.
+        found: The simulation.
     """
-    spans = [span for row in ranks for span in row if span.end > span.begin]
-    needed = max(((len(label(span.action)) + 1) / (span.end - span.begin) for span in spans), default=1.0)
-    typical = sorted(span.end - span.begin for span in spans)[len(spans) // 2] if spans else 1.0
-    per_unit = min(needed, _MOST_PER_UNIT / typical)
-    rows = []
-    for row in ranks:
-        cells: list[Cell] = []
+    shortest: dict[bool, float] = {}
+    total, number = 0.0, 0
+    for row in found.ranks:
         for span in row:
-            begin, end = round(span.begin * per_unit), round(span.end * per_unit)
-            idle = begin - (cells[-1].end if cells else 0)
-            if idle > 0:
-                cells.append(Cell(begin - idle, idle, ("",), "·", "idle"))
-            if end > begin:
-                short = ";".join(f"{leaf.kind}{leaf.microbatch}" for leaf in span.action.leaves())
-                cells.append(Cell(begin, end - begin, (label(span.action), short), "─", style_of(span.action)))
-        rows.append(tuple(cells))
-    return Grid(tuple(rows), 1, "time", per_unit)
+            length, is_pair = span.end - span.begin, bool(span.action.parts)
+            if length > 0:
+                total, number = total + length, number + 1
+                shortest[is_pair] = min(length, shortest.get(is_pair, length))
+    needed = max(((1 + _longest(found.plan, pair)) / length for pair, length in shortest.items()), default=1.0)
+    return Grid(found.ranks, min(needed, _MOST_PER_ACTION * number / total if total else 1.0), in_slots=False)
+
+
+def _longest(plan: Plan, is_pair: bool) -> int:
+    """Return the characters of the longest label."""
+    single = len(f"{plan.num_stages - 1}F{plan.num_microbatches - 1}")
+    return 2 * single + 1 if is_pair else single
 
 
 def label(action: Action) -> str:
@@ -142,12 +166,12 @@ def draw(grid: Grid, width: int, max_lines: int | None = None) -> list[Row]:
         width: Columns of the terminal.
         max_lines: About how many lines at most; more are cut from the middle, and a line says so. None for all.
     """
-    left = len(f"rank {len(grid.rows) - 1}") + 2
+    left = len(f"rank {len(grid.ranks) - 1}") + 2
     most = max(1, (width - left) // grid.step)  # steps in a block
     steps = -(-grid.width // grid.step)
     block = -(-steps // max(1, -(-steps // most))) * grid.step
     begins = list(range(0, grid.width, block))
-    kept = len(begins) if max_lines is None else max(2, max_lines // (len(grid.rows) + 2))
+    kept = len(begins) if max_lines is None else max(2, max_lines // (len(grid.ranks) + 2))
     head = begins if len(begins) <= kept else begins[: kept - 1]
     lines: list[Row] = []
     for begin in head:
@@ -161,18 +185,16 @@ def draw(grid: Grid, width: int, max_lines: int | None = None) -> list[Row]:
 def _block(grid: Grid, begin: int, end: int, left: int) -> list[Row]:
     """Return one block: its head, a line for each rank, and an empty line."""
     lines: list[Row] = [[(" " * left + _said(grid, begin, min(end, grid.width)), "head")]]
-    for rank, row in enumerate(grid.rows):
+    for rank in range(len(grid.ranks)):
         line: Row = [(f"rank {rank}".ljust(left), "rank")]
-        for cell in row:
-            if part := cell.between(begin, end):
-                line.append((part, cell.style))
+        line += [(part, cell.style) for cell in grid.cells(rank, begin, end) if (part := cell.between(begin, end))]
         lines.append(line)
     return [*lines, []]
 
 
 def _said(grid: Grid, begin: int, end: int) -> str:
     """Say which part of the grid two columns bound."""
-    if grid.unit == "slot":
+    if grid.in_slots:
         return f"slots {begin // grid.step} to {-(-end // grid.step) - 1} of {-(-grid.width // grid.step)}"
     first, last, whole = (f"{column / grid.per_unit:.4g}" for column in (begin, end, grid.width))
     return f"time {first} to {last} of {whole}"

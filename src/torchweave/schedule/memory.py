@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from torchweave.schedule.action import BACKWARD, FORWARD, WEIGHT, Action
 from torchweave.schedule.plan import Plan
 
+_LAST = frozenset({BACKWARD, WEIGHT})  # what an activation is kept for
+
 
 def peak_activations(plan: Plan) -> tuple[int, ...]:
     """Return, for each rank, the most activations that are alive at once.
@@ -29,6 +31,8 @@ def alive_during(row: Sequence[Action]) -> Iterator[int]:
     alive = 0
     for action in row:
         leaves = action.leaves()
-        alive += sum(leaf.kind == FORWARD for leaf in leaves)
+        for leaf in leaves:
+            alive += leaf.kind == FORWARD
         yield alive
-        alive -= sum(leaf.kind in (BACKWARD, WEIGHT) for leaf in leaves)
+        for leaf in leaves:
+            alive -= leaf.kind in _LAST

@@ -107,7 +107,10 @@ def timeline(plan: Plan, duration: Callable[[Action], float], p2p: float = 0.0) 
         begin = free[rank]
         for need in needs:
             end, home = ends[need]
-            begin = max(begin, end if home == rank else end + p2p)
+            if home != rank:
+                end += p2p
+            if end > begin:
+                begin = end
         end = free[rank] = begin + duration(action)
         rows[rank].append(Span(action, begin, end))
         for result in gifts_of(action):
