@@ -74,10 +74,9 @@ def _plan(args: argparse.Namespace) -> int:
 
     costs = Costs.parse(args.simulate) if args.simulate is not None else None
     plan = _given(args)
-    limit = int(args.max_activations) if args.max_activations is not None else None
     try:
-        if args.read is not None or limit is not None:
-            check(plan, limit)
+        if args.read is not None or args.max_activations is not None:
+            check(plan, args.max_activations)
     except PlanError as error:
         print(f"torchweave: {error}", file=sys.stderr)
         return EXIT_FAULTS
@@ -126,8 +125,6 @@ def _need_numbers(args: argparse.Namespace) -> None:
 
 def _write(args: argparse.Namespace, plan: Plan, costs: Costs | None) -> None:
     """Write what goes to files, and say so on standard error."""
-    from torchweave.reporting.output import open_output
-
     if args.comms and args.csv is None:
         raise UsageError("--comms says what --csv writes", given="--comms alone", remedy="add --csv FILE")
     texts: list[tuple[Path, str]] = []
@@ -141,21 +138,23 @@ def _write(args: argparse.Namespace, plan: Plan, costs: Costs | None) -> None:
     if args.svg is not None:
         texts.append((args.svg, _picture(plan, costs)))
     for path, text in texts:
+        from torchweave.reporting.output import open_output
+
         with open_output(path) as file:
             file.write(text.encode())
         print(f"torchweave: wrote {path}", file=sys.stderr)
 
 
 def _picture(plan: Plan, costs: Costs | None) -> str:
-    from torchweave.schedule.costs import Costs
+    from torchweave.schedule.costs import Costs, in_figures
     from torchweave.schedule.svg import Panel, picture
 
     used = costs or Costs()
     woven, serial = _simulated(plan, used)
     title = f"{plan.name}, {plan.num_ranks} ranks, {plan.num_microbatches} microbatches, {used}"
-    panels = [Panel(f"{title}: step {woven.step_time:.4g}, bubble {woven.bubble_share:.1%}", woven)]
+    panels = [Panel(f"{title}: step {in_figures(woven.step_time)}, bubble {woven.bubble_share:.1%}", woven)]
     if serial is not None and costs is not None:
-        title = f"the same with each pair's forward and then its backward: step {serial.step_time:.4g}"
+        title = f"the same with each pair's forward and then its backward: step {in_figures(serial.step_time)}"
         panels.append(Panel(f"{title}, bubble {serial.bubble_share:.1%}", serial))
     return picture(panels)
 

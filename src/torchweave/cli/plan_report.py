@@ -10,7 +10,7 @@ from typing import Any
 
 from torchweave.cli.terminal import can_print
 from torchweave.schedule.compare import Candidate, Comparison
-from torchweave.schedule.costs import Costs
+from torchweave.schedule.costs import Costs, in_figures
 from torchweave.schedule.grid import Grid, Row, draw
 from torchweave.schedule.memory import peak_activations
 from torchweave.schedule.plan import Plan
@@ -18,11 +18,11 @@ from torchweave.schedule.simulate import Simulation
 
 # rich's words; Okabe and Ito's colours, as in the picture
 _STYLES = {
-    "F": "white on #0072B2",
-    "B": "black on #E69F00",
-    "I": "black on #CC79A7",
-    "W": "white on #009E73",
-    "pair": "bold black on #F0E442",
+    "F": "#ffffff on #0072B2",
+    "B": "#000000 on #E69F00",
+    "I": "#000000 on #CC79A7",
+    "W": "#ffffff on #009E73",
+    "pair": "bold #000000 on #F0E442",
     "head": "dim",
     "rank": "bold",
     "idle": "dim",
@@ -76,7 +76,7 @@ def simulation_lines(costs: Costs | None, woven: Simulation, serial: Simulation 
     rows = [
         (
             name,
-            f"{found.step_time:.4g}",
+            in_figures(found.step_time),
             f"{found.bubble_share:.1%}",
             _grouped(found.bubble_shares, ".1%"),
             _grouped(found.peak_activations),
@@ -113,8 +113,8 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
     gain = f"{1 - candidate.woven / candidate.serial:.1%}" if candidate.has_pairs and candidate.serial else "-"
     return (
         candidate.name,
-        f"{candidate.woven:.4g}",
-        f"{candidate.serial:.4g}" if candidate.has_pairs else "-",
+        in_figures(candidate.woven),
+        in_figures(candidate.serial) if candidate.has_pairs else "-",
         gain,
         f"{candidate.bubble_share:.1%}",
         f"{candidate.activations:g}",

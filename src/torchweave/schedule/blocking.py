@@ -49,9 +49,11 @@ class Dependencies:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._has_p2p = any(action.kind in P2P for row in plan.ranks for action in row)
+        self._needs: dict[Action, list[Hashable]] = {}
         self._places: dict[Hashable, tuple[int, int]] = {}  # where each thing that is waited for comes from
         for rank, row in enumerate(plan.ranks):
             for place, action in enumerate(row):
+                self._needs[action] = self._needs_of(action)
                 for thing in (*_gives(action), *_announces(action)):
                     self._places.setdefault(thing, (rank, place))
 
@@ -59,26 +61,18 @@ class Dependencies:
         """Yield what stands before what it needs on its own rank."""
         for rank, row in enumerate(self.plan.ranks):
             for place, action in enumerate(row):
-                for thing in self._needs(action):
+                for thing in self._needs[action]:
                     source_rank, source_place = self._places.get(thing, (rank, -1))
                     if source_rank == rank and source_place >= place:
                         yield Wait(rank, place, _said(thing), rank, None)
 
     def circles(self) -> Iterator[Wait]:
         """Yield what waits in a circle of ranks; what never comes for another reason is taken as there."""
-        excused: set[tuple[Action, Hashable]] = set()
+        needs: dict[Action, list[Hashable]] = {}
         for rank, row in enumerate(self.plan.ranks):
             for place, action in enumerate(row):
-                for thing in self._needs(action):
-                    source_rank, source_place = self._places.get(thing, (rank, place))
-                    if source_rank == rank and source_place >= place:
-                        excused.add((action, thing))
-        walk = Walk(
-            self.plan.ranks,
-            lambda action: [thing for thing in self._needs(action) if (action, thing) not in excused],
-            _gives,
-            _announces,
-        )
+                needs[action] = [thing for thing in self._needs[action] if self._can_come(thing, rank, place)]
+        walk = Walk(self.plan.ranks, needs.__getitem__, _gives, _announces)
         for _ in walk:
             pass
         heads = dict(walk.heads())
@@ -87,7 +81,12 @@ class Dependencies:
         for rank in sorted(_in_circles(sources)):
             yield Wait(rank, walk.places[rank], _said(missing[rank]), sources[rank], heads[sources[rank]])
 
-    def _needs(self, action: Action) -> list[Hashable]:
+    def _can_come(self, thing: Hashable, rank: int, place: int) -> bool:
+        """Return whether a thing comes from another rank, or from an earlier place of the same one."""
+        source_rank, source_place = self._places.get(thing, (rank, place))
+        return source_rank != rank or source_place < place
+
+    def _needs_of(self, action: Action) -> list[Hashable]:
         """Return the things that an action waits for; a result of another rank comes with its receive."""
         if action.kind in SENDS:
             own = (FORWARD if action.kind == "SEND_F" else INPUT, action.stage, action.microbatch)

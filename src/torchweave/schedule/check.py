@@ -52,7 +52,7 @@ class PlanError(TorchweaveError):
         return f"{super().__str__()}\n{marked(self.plan, self.faults)}"
 
 
-def check(plan: Plan, max_activations: int | None = None) -> None:
+def check(plan: Plan, max_activations: float | None = None) -> None:
     """Raise an error that shows every fault in the plan's grid, if it has one.
 
     Args:
@@ -66,7 +66,7 @@ def check(plan: Plan, max_activations: int | None = None) -> None:
         raise PlanError(plan, faults)
 
 
-def faults_of(plan: Plan, max_activations: int | None = None) -> tuple[Fault, ...]:
+def faults_of(plan: Plan, max_activations: float | None = None) -> tuple[Fault, ...]:
     """Return everything that is wrong with a plan.
 
     What blocks only because something is missing or misplaced, which is a fault already, is not told again.
@@ -167,11 +167,11 @@ def _unmatched(plan: Plan) -> Iterator[Fault]:
             yield Fault(rank, None, f"{action} is missing, for the result of {leaf}")
 
 
-def _too_many_alive(plan: Plan, limit: int) -> Iterator[Fault]:
+def _too_many_alive(plan: Plan, limit: float) -> Iterator[Fault]:
     """Find where each rank first holds more activations than it may."""
     for rank, row in enumerate(plan.ranks):
         alive = list(alive_during(row))
         place = next((place for place, number in enumerate(alive) if number > limit), None)
         if place is not None:
-            text = f"rank {rank} holds {alive[place]} activations here and {max(alive)} at most; the limit is {limit}"
+            text = f"{alive[place]} activations are alive here, later {max(alive)} at most; the limit is {limit:g}"
             yield Fault(rank, place, text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchweave.errors import UsageError
 from torchweave.schedule.build import build, names
-from torchweave.schedule.costs import Costs
+from torchweave.schedule.costs import Costs, in_figures
 from torchweave.schedule.simulate import simulate
 
 # a step this much longer than the shortest is as good, if the plan needs less memory
@@ -149,9 +149,9 @@ def advice(candidates: Sequence[Candidate]) -> str:
 def _reasons(chosen: Candidate, shortest: Candidate, plain: Candidate | None) -> Iterator[str]:
     than_plain = f", {1 - chosen.best / plain.best:.0%} shorter than 1f1b's" if plain and plain.best else ""
     if chosen is shortest:
-        yield f"its step of {chosen.best:.4g} is the shortest{than_plain}"
+        yield f"its step of {in_figures(chosen.best)} is the shortest{than_plain}"
     else:
-        yield f"its step of {chosen.best:.4g} is within 1% of {shortest.name}'s in less memory{than_plain}"
+        yield f"its step of {in_figures(chosen.best)} is within 1% of {shortest.name}'s in less memory{than_plain}"
     if chosen.has_pairs and chosen.woven < chosen.serial:
         yield f"weaving takes off {1 - chosen.woven / chosen.serial:.0%} of it"
     elif chosen.has_pairs:

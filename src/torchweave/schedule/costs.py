@@ -203,3 +203,12 @@ class CostTable:
     @staticmethod
     def _sum(table: dict[str, list[float]], parts: Sequence[Action]) -> float:
         return sum(table[part.kind][part.stage] for part in parts)
+
+
+def in_figures(time: float) -> str:
+    """Return a time in four figures, or whole where it is longer.
+
+    Args:
+        time: In the unit of the costs.
+    """
+    return f"{time:.4g}" if time < 1e4 else f"{time:.0f}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchweave.schedule.action import P2P, PAIR, Action
+from torchweave.schedule.costs import in_figures
 from torchweave.schedule.plan import Plan
 from torchweave.schedule.simulate import Simulation, Span, timeline
 
@@ -169,16 +170,17 @@ def draw(grid: Grid, width: int, max_lines: int | None = None) -> list[Row]:
     left = len(f"rank {len(grid.ranks) - 1}") + 2
     most = max(1, (width - left) // grid.step)  # steps in a block
     steps = -(-grid.width // grid.step)
-    block = -(-steps // max(1, -(-steps // most))) * grid.step
-    begins = list(range(0, grid.width, block))
+    block = max(1, -(-steps // max(1, -(-steps // most)))) * grid.step
+    begins = list(range(0, max(1, grid.width), block))
     kept = len(begins) if max_lines is None else max(2, max_lines // (len(grid.ranks) + 2))
     head = begins if len(begins) <= kept else begins[: kept - 1]
     lines: list[Row] = []
     for begin in head:
         lines += _block(grid, begin, begin + block, left)
     if len(head) < len(begins):
-        cut = f"... {_said(grid, head[-1] + block, begins[-1])} left out ..."
-        lines += [[(cut, "head")], [], *_block(grid, begins[-1], begins[-1] + block, left)]
+        last = max(begins[len(head)], steps * grid.step - block)
+        cut = f"... {_said(grid, begins[len(head)], last)} left out ..."
+        lines += [[(cut, "head")], [], *_block(grid, last, last + block, left)]
     return lines[:-1]
 
 
@@ -196,8 +198,9 @@ def _said(grid: Grid, begin: int, end: int) -> str:
     """Say which part of the grid two columns bound."""
     if grid.in_slots:
         return f"slots {begin // grid.step} to {-(-end // grid.step) - 1} of {-(-grid.width // grid.step)}"
-    first, last, whole = (f"{column / grid.per_unit:.4g}" for column in (begin, end, grid.width))
-    return f"time {first} to {last} of {whole}"
+    whole = max((row[-1].end for row in grid.ranks if row), default=0.0)
+    first, last = (min(column / grid.per_unit, whole) if column < grid.width else whole for column in (begin, end))
+    return f"time {in_figures(first)} to {in_figures(last)} of {in_figures(whole)}"
 
 
 def plain(lines: Sequence[Row], replaced: Callable[[str], str] = str) -> str:

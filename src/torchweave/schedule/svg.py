@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from torchweave.schedule.action import PAIR, Action
+from torchweave.schedule.costs import in_figures
 from torchweave.schedule.plan import Plan
 from torchweave.schedule.simulate import Simulation, Span
 
@@ -106,7 +107,7 @@ def _axis(left: float, y: float, scale: float, end: float, longest: float) -> It
     for time in [*(tick for tick in ticks if end - tick > step * 0.6), end]:
         x = left + time * scale
         yield f"<path d='M{x:.1f} {y:.1f}v4' stroke='#888' stroke-width='1'/>"
-        yield _text(x, y + 16, f"{time:.4g}", 10, "middle", "#555")
+        yield _text(x, y + 16, in_figures(time), 10, "middle", "#555")
 
 
 def _round_step(least: float) -> float:
