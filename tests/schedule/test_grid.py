@@ -107,7 +107,8 @@ def test_the_picture_has_a_box_for_each_half_and_a_border_for_each_pair(name):
     scale = max(x + wide for found_boxes in boxes.values() for x, _, wide, _ in found_boxes) - min(
         x for found_boxes in boxes.values() for x, _, _, _ in found_boxes
     )
-    assert area == pytest.approx(sum(found.busy) / found.step_time * scale * 24, rel=0.01)
+    row = max(high for found_boxes in boxes.values() for _, _, _, high in found_boxes)
+    assert area == pytest.approx(sum(found.busy) / found.step_time * scale * row, rel=0.01)
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert texts[0] == "a < b & c"
     assert {"rank 0", "rank 3", "forward"} <= set(texts)

@@ -127,16 +127,10 @@ def test_mistakes_are_told_without_a_traceback(words, code, said, capsys):
 
 
 def test_a_terminal_without_unicode_gets_other_characters():
-    command = [
-        sys.executable,
-        "-m",
-        "torchweave",
-        *["plan", "1f1b", "--ranks", "2", "--microbatches", "2", "--simulate", "F=1"],
-    ]
-    result = subprocess.run(
-        command, capture_output=True, timeout=60, check=True, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
-        | {"PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    words = ("plan", "1f1b", "--ranks", "2", "--microbatches", "2", "--simulate", "F=1")
+    environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "80", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "torchweave", *words]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
     assert b"0F0 0F1 ....... 0B0---- " in result.stdout
 
 

@@ -16,7 +16,7 @@ from torchweave.schedule.simulate import Simulation, Span
 _COLOURS = {"F": (0, 114, 178), "B": (230, 159, 0), "I": (204, 121, 167), "W": (0, 158, 115)}
 _NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 _FONT = "font-family='Helvetica,Arial,sans-serif'"
-_ROW, _GAP, _TOP, _BETWEEN, _RIGHT = 24, 5, 34, 56, 20
+_ROW, _GAP, _TOP, _BETWEEN, _RIGHT = 28, 5, 34, 56, 20
 _LEAST, _MOST = 620.0, 2600.0  # pixels of the whole time, where the numbers leave a choice
 _DIGIT = 6.2  # pixels of a digit at 10 px
 _LIGHTEST = 0.62  # how far the last chunk's colours are mixed with white
@@ -71,7 +71,7 @@ def _panel(panel: Panel, left: float, top: float, scale: float, longest: float) 
     numbers: list[str] = []
     for rank, row in enumerate(simulation.ranks):
         y = top + rank * (_ROW + _GAP)
-        yield _text(left - 8, y + _ROW - 8, f"rank {rank}", 12, anchor="end")
+        yield _text(left - 8, y + _ROW / 2 + 4, f"rank {rank}", 12, anchor="end")
         yield f"<rect x='{left:.1f}' y='{y:.1f}' width='{width:.1f}' height='{_ROW}' fill='#eeeeee'/>"
         for span in row:
             for leaf, x, upper, wide, high in _boxes(span, left, y, scale):
