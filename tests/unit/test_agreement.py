@@ -188,7 +188,7 @@ def test_a_failure_of_an_earlier_pair_is_not_one_of_this(store):
 def test_a_statement_comes_back_as_it_was():
     """Catches tuples that come back as lists, so that equal plans differ."""
     plan = woven(STRAND, ONE_MORE)
-    one = agreement.Statement(0, FINE, plan, {"world": [0, 1]}, {"world": 3})
+    one = agreement.Statement(0, FINE, plan, {"world": [0, 1]}, {"world": 3}, {"turns": 1.5})
     two = agreement.Statement.decode(one.encode())
     assert two == one
     assert one.fingerprint() == one._replace(rank=1).fingerprint()
