@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
-import torch
 import torch.distributed as dist
 from harness import Cross, chunk, pair_of
 
@@ -17,23 +17,10 @@ from torchweave.measure.link import SimulatedLink
 UNTIL_CHOSEN = 1 + 3 * ROUNDS + SETTLE + READ + 1
 
 
-class Work(torch.autograd.Function):
+def works(x):
     """Takes a while in both directions, without a processor."""
-
-    @staticmethod
-    def forward(ctx, x, pause_s):
-        ctx.pause_s = pause_s
-        time.sleep(pause_s)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        time.sleep(ctx.pause_s)
-        return grad * 1, None
-
-
-def works(pause_s):
-    return Cross(lambda x: Work.apply(x, pause_s))
+    time.sleep(0.01)
+    return x * 1
 
 
 def reduced(x):
@@ -54,7 +41,8 @@ def long_communication():
     # 24 bytes in 10 ms
     with SimulatedLink(24 * 8 / 0.01 / 1e9):
         return run(
-            pair_of(*(chunk(works(0.01), Cross(reduced), works(0.01), Cross(reduced)) for _ in range(2))), UNTIL_CHOSEN
+            pair_of(*(chunk(Cross(works), Cross(reduced), Cross(works), Cross(reduced)) for _ in range(2))),
+            UNTIL_CHOSEN,
         )
 
 
@@ -70,29 +58,21 @@ def test_both_ranks_take_what_is_faster(pool):
     assert "test_weave_choices.py" in str(one) or "harness.py" in str(one)
 
 
-def slow_where_woven():
-    def slow_on_rank_one(x):
-        import threading
+def slow_where_woven(x):
+    if dist.get_rank() == 1 and threading.current_thread() is not threading.main_thread():
+        time.sleep(0.2)
+    return x * 1
 
-        if dist.get_rank() == 1 and threading.current_thread() is not threading.main_thread():
-            time.sleep(0.3)
-        return x * 1
 
-    class Slow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            return slow_on_rank_one(grad)
-
-    return run(pair_of(*(chunk(Cross(reduced), Cross(Slow.apply), Cross(reduced)) for _ in range(2))), UNTIL_CHOSEN)
+def woven_is_slow_on_rank_one():
+    return run(
+        pair_of(*(chunk(Cross(reduced), Cross(slow_where_woven), Cross(reduced)) for _ in range(2))), UNTIL_CHOSEN
+    )
 
 
 def test_both_ranks_stay_serial_where_weaving_is_slow_on_one(pool):
     """Catches ranks that choose by their own times."""
-    one, other = pool.run(slow_where_woven)
+    one, other = pool.run(woven_is_slow_on_rank_one)
     assert one.strategy == other.strategy == "serial", f"{one}\n{other}"
     assert one.times_ms == other.times_ms
 
