@@ -1,0 +1,171 @@
+"""IDEA: one chunk measured whole: every strategy beside serial and both bounds, memory, and the host's cost."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchweave.engine.choose import AUTO
+from torchweave.engine.pair import choices, engine, weave
+from torchweave.engine.trial import SERIAL
+from torchweave.measure.crossing_cost import host_cost_us
+from torchweave.measure.pair_times import PairBench, PairTimes
+from torchweave.measure.subject import Subject, SubjectOptions
+from torchweave.measure.training import Progress, join, name_of, taken, versions
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is measured.
+
+    Args:
+        subject: The model and its link.
+        strategies: What is measured beside serial.
+        rounds: How many samples each timing gets.
+    """
+
+    subject: SubjectOptions = field(default_factory=SubjectOptions)
+    strategies: tuple[str, ...] = ("turns", "streams", "auto")
+    rounds: int = 20
+
+
+class Bench:
+    """One rank of a benchmark, within a process group that is up.
+
+    Args:
+        options: What is measured.
+        device: Where this rank computes.
+        extra: More ways to run a pair, by name: each is called with `forward=` and `backward=`.
+    """
+
+    def __init__(
+        self, options: BenchOptions, device: torch.device, extra: dict[str, Callable[..., Any]] | None = None
+    ) -> None:
+        self.options, self.device = options, device
+        self.subject = Subject(options.subject, device)
+        self._weaves: dict[str, Callable[..., Any]] = {
+            name: functools.partial(weave, strategy=name) for name in options.strategies
+        }
+        self._weaves |= extra or {}
+
+    def run(self, progress: Progress) -> dict[str, Any]:
+        """Measure.
+
+        Args:
+            progress: Told how far it is.
+
+        Returns:
+            The result, ready for JSON; the same on every rank.
+        """
+        subject = self.subject
+        with subject.link:
+            progress("choosing a strategy", 0, 1)
+            if AUTO in self._weaves:
+                subject.settle(weave)
+            with engine().observe() as log:
+                bench = PairBench(
+                    subject.make_pair,
+                    self._weaves,
+                    subject.link,
+                    subject.group,
+                    self.device,
+                    segments=lambda: taken(log),
+                )
+                times = bench.run(self.options.rounds, progress=functools.partial(progress, "measuring"))
+            rows = {name: self._row(name, found) for name, found in times.items()}
+            costs = self._host_costs()
+            limit, chosen, link = self._limit_share(next(iter(times.values()))), subject.strategy(), str(subject.link)
+        one = next(iter(times.values()))
+        return {
+            "device": name_of(self.device),
+            "ranks": dist.get_world_size(),
+            "link": link,
+            "versions": versions(self.device),
+            "options": {**asdict(self.options.subject), **subject.sizes, "link_gbps": subject.link.gbps},
+            "rounds": self.options.rounds,
+            **{name: getattr(one, name) for name in ("serial_ms", "compute_ms", "communication_ms", "bound_ms")},
+            "spread": {name: one.spread[name] for name in ("serial", "compute", "communication")},
+            "peak_serial_mib": self._peak_mib(_serially),
+            "limit_share": limit,
+            "auto_takes": chosen,
+            "choices": [str(choice) for choice in choices()],
+            "strategies": {name: {**row, "host_us_per_crossing": costs[name]} for name, row in rows.items()},
+        }
+
+    def _host_costs(self) -> dict[str, float]:
+        """Return what a crossing costs the host, us; for `auto`, what the strategy costs that it takes."""
+        alone = dist.new_subgroups(1)[0]
+        channels = engine().channels
+        kept, channels.lone_groups_are_slow = channels.lone_groups_are_slow, True
+        try:
+            with self.subject.link.pause():
+                named = {name: run for name, run in self._weaves.items() if name != AUTO}
+                costs = {**host_cost_us(named, alone, self.device), SERIAL: 0.0}
+        finally:
+            channels.lone_groups_are_slow = kept
+        return {**costs, AUTO: costs.get(self.subject.strategy(), math.nan)}
+
+    def _row(self, name: str, times: PairTimes) -> dict[str, Any]:
+        run = self._weaves[name]
+        return {
+            "woven_ms": times.woven_ms,
+            "spread": times.spread["woven"],
+            "recovered_share": times.recovered_share,
+            "hidden_share": times.hidden_share,
+            "idle_share": times.idle_share,
+            "speedup": times.serial_ms / times.woven_ms,
+            "bit_equal": self.subject.is_bit_equal(run),
+            "peak_mib": self._peak_mib(run),
+        }
+
+    def _limit_share(self, times: PairTimes) -> float | None:
+        """Return what could be recovered at most, given the SMs that the link takes from the computation beside it."""
+        gain = times.serial_ms - times.bound_ms
+        if gain <= 0:
+            return None
+        held = self.subject.link.held_part(self.subject.exchange_bytes, self.device)
+        return 1 - times.communication_ms * held / gain
+
+    def _peak_mib(self, run: Callable[..., Any]) -> float | None:
+        """Return the highest memory of a pair, MiB, what the backward needs included; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        with self.subject.link.pause():
+            forward, backward = self.subject.make_pair()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        kept = run(forward=forward, backward=backward)
+        torch.cuda.synchronize(self.device)
+        del kept, forward, backward
+        return torch.cuda.max_memory_allocated(self.device) / 2**20
+
+
+def run_bench(options: BenchOptions, progress: Progress) -> dict[str, Any] | None:
+    """Run this process's rank of a benchmark, as torchrun's environment names it.
+
+    Args:
+        options: What is measured.
+        progress: Told how far it is; on rank 0 alone.
+
+    Returns:
+        The result on rank 0, None on the others.
+    """
+    device = join()
+    try:
+        silent: Progress = lambda *_: None  # noqa: E731
+        result = Bench(options, device).run(progress if dist.get_rank() == 0 else silent)
+        return {"command": " ".join(["torchweave", *sys.argv[1:]]), **result} if dist.get_rank() == 0 else None
+    finally:
+        engine().close()
+        dist.destroy_process_group()
+
+
+def _serially(*, forward: Callable[[], Any], backward: Callable[[], Any]) -> Any:
+    backward()
+    return forward()
