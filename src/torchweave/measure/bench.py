@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,23 @@ from torchweave.engine.choose import AUTO
 from torchweave.engine.pair import choices, engine, weave
 from torchweave.engine.trial import SERIAL
 from torchweave.measure.crossing_cost import host_cost_us
-from torchweave.measure.pair_times import PairBench, PairTimes
+from torchweave.measure.pair_times import Pair, PairBench, PairTimes
 from torchweave.measure.subject import Subject, SubjectOptions
 from torchweave.measure.training import Progress, join, name_of, taken, versions
+
+
+class Way(NamedTuple):
+    """Another way to run a pair than weave's.
+
+    Attributes:
+        run: Called with `forward=` and `backward=`.
+        make_pair: Returns them afresh; None takes those that weave runs.
+        is_bit_equal: Returns whether loss and gradients are those of a serial run; None looks by itself.
+    """
+
+    run: Callable[..., Any]
+    make_pair: Callable[[], Pair] | None = None
+    is_bit_equal: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +56,17 @@ class Bench:
     Args:
         options: What is measured.
         device: Where this rank computes.
-        extra: More ways to run a pair, by name: each is called with `forward=` and `backward=`.
+        peers: Makes more ways to run a pair of this model, by name.
     """
 
     def __init__(
-        self, options: BenchOptions, device: torch.device, extra: dict[str, Callable[..., Any]] | None = None
+        self, options: BenchOptions, device: torch.device, peers: Callable[[Subject], Mapping[str, Way]] | None = None
     ) -> None:
         self.options, self.device = options, device
         self.subject = Subject(options.subject, device)
-        self._weaves: dict[str, Callable[..., Any]] = {
-            name: functools.partial(weave, strategy=name) for name in options.strategies
-        }
-        self._weaves |= extra or {}
+        self._ways = {name: Way(functools.partial(weave, strategy=name)) for name in options.strategies}
+        self._ours = {name: way.run for name, way in self._ways.items()}
+        self._ways |= peers(self.subject) if peers is not None else {}
 
     def run(self, progress: Progress) -> dict[str, Any]:
         """Measure.
@@ -67,15 +80,16 @@ class Bench:
         subject = self.subject
         with subject.link:
             progress("choosing a strategy", 0, 1)
-            if AUTO in self._weaves:
+            if AUTO in self._ours:
                 subject.settle(weave)
             with engine().observe() as log:
                 bench = PairBench(
                     subject.make_pair,
-                    self._weaves,
+                    {name: way.run for name, way in self._ways.items()},
                     subject.link,
                     subject.group,
                     self.device,
+                    makers={name: way.make_pair for name, way in self._ways.items() if way.make_pair is not None},
                     segments=lambda: taken(log),
                 )
                 times = bench.run(self.options.rounds, progress=functools.partial(progress, "measuring"))
@@ -92,11 +106,11 @@ class Bench:
             "rounds": self.options.rounds,
             **{name: getattr(one, name) for name in ("serial_ms", "compute_ms", "communication_ms", "bound_ms")},
             "spread": {name: one.spread[name] for name in ("serial", "compute", "communication")},
-            "peak_serial_mib": self._peak_mib(_serially),
+            "peak_serial_mib": self._peak_mib(Way(_serially)),
             "limit_share": limit,
             "auto_takes": chosen,
             "choices": [str(choice) for choice in choices()],
-            "strategies": {name: {**row, "host_us_per_crossing": costs[name]} for name, row in rows.items()},
+            "strategies": {name: {**row, "host_us_per_crossing": costs.get(name)} for name, row in rows.items()},
         }
 
     def _host_costs(self) -> dict[str, float]:
@@ -106,14 +120,14 @@ class Bench:
         kept, channels.lone_groups_are_slow = channels.lone_groups_are_slow, True
         try:
             with self.subject.link.pause():
-                named = {name: run for name, run in self._weaves.items() if name != AUTO}
+                named = {name: run for name, run in self._ours.items() if name != AUTO}
                 costs = {**host_cost_us(named, alone, self.device), SERIAL: 0.0}
         finally:
             channels.lone_groups_are_slow = kept
         return {**costs, AUTO: costs.get(self.subject.strategy(), math.nan)}
 
     def _row(self, name: str, times: PairTimes) -> dict[str, Any]:
-        run = self._weaves[name]
+        way = self._ways[name]
         return {
             "woven_ms": times.woven_ms,
             "spread": times.spread["woven"],
@@ -121,8 +135,8 @@ class Bench:
             "hidden_share": times.hidden_share,
             "idle_share": times.idle_share,
             "speedup": times.serial_ms / times.woven_ms,
-            "bit_equal": self.subject.is_bit_equal(run),
-            "peak_mib": self._peak_mib(run),
+            "bit_equal": way.is_bit_equal() if way.is_bit_equal is not None else self.subject.is_bit_equal(way.run),
+            "peak_mib": self._peak_mib(way),
         }
 
     def _limit_share(self, times: PairTimes) -> float | None:
@@ -133,14 +147,14 @@ class Bench:
         held = self.subject.link.held_part(self.subject.exchange_bytes, self.device)
         return 1 - times.communication_ms * held / gain
 
-    def _peak_mib(self, run: Callable[..., Any]) -> float | None:
+    def _peak_mib(self, way: Way) -> float | None:
         """Return the highest memory of a pair, MiB, what the backward needs included; None on a CPU."""
         if self.device.type != "cuda":
             return None
         with self.subject.link.pause():
-            forward, backward = self.subject.make_pair()
+            forward, backward = (way.make_pair or self.subject.make_pair)()
         torch.cuda.reset_peak_memory_stats(self.device)
-        kept = run(forward=forward, backward=backward)
+        kept = way.run(forward=forward, backward=backward)
         torch.cuda.synchronize(self.device)
         del kept, forward, backward
         return torch.cuda.max_memory_allocated(self.device) / 2**20

@@ -10,7 +10,7 @@ import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ class PairBench:
         link: The link under torch.distributed, entered.
         group: The ranks that run the pair together.
         device: Where they compute.
+        makers: Returns a pair afresh for a weave that needs one of its own, by the weave's name.
         segments: Returns begin and end of what the last woven pair computed on a CPU (`perf_counter_ns`). Without it
             communication counts as hidden while nobody waits for it, which is exact where strands take turns.
     """
@@ -82,6 +83,7 @@ class PairBench:
     link: SimulatedLink
     group: dist.ProcessGroup
     device: torch.device
+    makers: Mapping[str, Callable[[], Pair]] = field(default_factory=dict)
     segments: Segments | None = None
 
     def run(self, rounds: int = 7, warmup: int = 3, progress: Progress = _silent) -> dict[str, PairTimes]:
@@ -114,7 +116,7 @@ class PairBench:
                         profiles[name].append(profile)
         if self.device.type == "cuda":
             for name, weave in self.weaves.items():
-                forward, backward = self._prepare()
+                forward, backward = self._prepare(name)
                 profiles[name] = [profile_of(functools.partial(weave, forward=forward, backward=backward))]
         slowest, everywhere = self._over_ranks(samples, profiles)
         return {
@@ -122,9 +124,9 @@ class PairBench:
             for name in self.weaves
         }
 
-    def _prepare(self) -> Pair:
+    def _prepare(self, name: str = "") -> Pair:
         with self.link.pause():
-            return self.make_pair()
+            return self.makers.get(name, self.make_pair)()
 
     def _record(self) -> Recording:
         forward, backward = self._prepare()
@@ -139,7 +141,7 @@ class PairBench:
         forward, backward = self._prepare()
         measured["serial"] = watch.time_ms(lambda: (backward(), forward()))
         for name, weave in self.weaves.items():
-            forward, backward = self._prepare()
+            forward, backward = self._prepare(name)
             self.link.log.clear()
             measured[name] = watch.time_ms(functools.partial(weave, forward=forward, backward=backward))
             if self.device.type == "cpu":

@@ -155,7 +155,7 @@ class Subject:
     def is_bit_equal(self, weave: RunPair, num_microbatches: int = NUM_MICROBATCHES) -> bool:
         """Return whether woven pairs have exactly the losses and gradients of serial ones, on every rank."""
         batches = [self.batches.next() for _ in range(num_microbatches)]
-        with _deterministic(self.device):
+        with deterministic(self.device):
             runs: list[list[torch.Tensor | None]] = []
             for run_pair in (_serially, weave):
                 losses = self.accumulate(batches, run_pair)
@@ -209,7 +209,7 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """Ask for deterministic kernels on a GPU; the CPU's are, with one thread."""
     before, warn_only = (
         torch.are_deterministic_algorithms_enabled(),

@@ -38,7 +38,7 @@ def _rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 _share(row["recovered_share"]),
                 _share(row["hidden_share"]),
                 _share(row["idle_share"]),
-                f"{row['host_us_per_crossing']:.0f}",
+                "" if row["host_us_per_crossing"] is None else f"{row['host_us_per_crossing']:.0f}",
                 _mib(row["peak_mib"]),
                 "bit" if row["bit_equal"] else "NO",
             )
