@@ -14,9 +14,8 @@ from torchweave.schedule.build import build, names
 from torchweave.schedule.check import PlanError, check, faults_of
 from torchweave.schedule.files import from_csv
 from torchweave.schedule.memory import peak_activations
-from torchweave.schedule.passes import add_reduce_grad, merge_pairs, split_backward, take_pairs_apart
+from torchweave.schedule.passes import add_reduce_grad, add_send_recv, merge_pairs, split_backward, take_pairs_apart
 from torchweave.schedule.plan import Plan
-from torchweave.schedule.transfers import add_send_recv
 
 seeds = st.integers(0, 10_000)
 

@@ -5,8 +5,7 @@ import pytest
 from torchweave.errors import UnreadableInputError
 from torchweave.schedule.build import build, names
 from torchweave.schedule.files import from_csv, read_csv, to_csv
-from torchweave.schedule.passes import add_reduce_grad
-from torchweave.schedule.transfers import add_send_recv
+from torchweave.schedule.passes import add_reduce_grad, add_send_recv
 
 NUMBERS = [(1, 2), (2, 4), (4, 8), (4, 12)]
 

@@ -10,13 +10,14 @@ from torchweave.schedule.action import COMPUTE, P2P, PAIR, RECEIVES, SENDS
 from torchweave.schedule.build import build, names
 from torchweave.schedule.passes import (
     add_reduce_grad,
+    add_send_recv,
     merge_backward,
     merge_pairs,
     only_compute,
     split_backward,
     take_pairs_apart,
 )
-from torchweave.schedule.transfers import add_send_recv, transfer_of
+from torchweave.schedule.transfers import transfer_of
 
 plans = st.builds(
     lambda name, half, rounds: build(name, 2 * half, 4 * half * rounds),

@@ -47,6 +47,12 @@ def test_the_page_has_examples():
     assert len(examples()) >= 5
 
 
+def test_the_pages_python_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "plan.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "plan.md", "exec"), {})
+    assert re.match(r"[\d.]+ \(.*\) \(9, 9, 9, 9\)$", capsys.readouterr().out)
+
+
 def test_pictures_of_the_page_are_what_its_commands_draw(tmp_path, capsys):
     text = (DOCS / "plan.md").read_text(encoding="utf-8")
     commands = re.findall(r"^torchweave (plan .*--svg (docs/pictures/\S+\.svg))$", text, re.MULTILINE)

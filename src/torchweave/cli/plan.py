@@ -130,8 +130,7 @@ def _write(args: argparse.Namespace, plan: Plan, costs: Costs | None) -> None:
     texts: list[tuple[Path, str]] = []
     if args.csv is not None:
         from torchweave.schedule.files import to_csv
-        from torchweave.schedule.passes import add_reduce_grad, only_compute
-        from torchweave.schedule.transfers import add_send_recv
+        from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute
 
         written = add_send_recv(add_reduce_grad(only_compute(plan))) if args.comms else only_compute(plan)
         texts.append((args.csv, to_csv(written)))
