@@ -143,7 +143,8 @@ def advice(candidates: Sequence[Candidate]) -> str:
     as_good = [candidate for candidate in candidates if candidate.best <= shortest.best * _AS_GOOD]
     chosen = min(as_good, key=lambda candidate: (candidate.parameter_copies, candidate.activations, candidate.best))
     plain = next((candidate for candidate in candidates if candidate.name == "1f1b" and candidate is not chosen), None)
-    return f"Take {chosen.name}: {'; '.join(_reasons(chosen, shortest, plain))}."
+    single = next((candidate for candidate in candidates if candidate.parameter_copies == 1), chosen)
+    return f"Take {chosen.name}: {'; '.join([*_reasons(chosen, shortest, plain), *_instead(chosen, single)])}."
 
 
 def _reasons(chosen: Candidate, shortest: Candidate, plain: Candidate | None) -> Iterator[str]:
@@ -158,6 +159,13 @@ def _reasons(chosen: Candidate, shortest: Candidate, plain: Candidate | None) ->
         yield "its pairs are best run one after the other, since at these costs weaving gains nothing"
     held = f" (1f1b: {plain.activations:g})" if plain else ""
     yield f"it holds {chosen.activations:g} activations{held} and {_copies(chosen.parameter_copies)} of the parameters"
+
+
+def _instead(chosen: Candidate, single: Candidate) -> Iterator[str]:
+    """Yield what to take by somebody who has no room for the parameters twice."""
+    if chosen.parameter_copies > single.parameter_copies:
+        longer = f"{single.best / chosen.best - 1:.0%}" if chosen.best else "not"
+        yield f"with one copy, take {single.name}, {longer} longer"
 
 
 def _copies(number: int) -> str:
