@@ -44,8 +44,9 @@ def picture(panels: Sequence[Panel]) -> str:
     longest = max(panel.simulation.step_time for panel in panels) or 1.0
     spans = [span for panel in panels for row in panel.simulation.ranks for span in row]
     digits = len(str(panels[0].simulation.plan.num_microbatches - 1))
-    shortest = min((span.end - span.begin for span in spans if span.end > span.begin), default=1.0)
-    scale = min(max((digits * _DIGIT + 3) / shortest * longest, _LEAST), _MOST) / longest
+    lengths = sorted(span.end - span.begin for span in spans if span.end > span.begin) or [1.0]
+    short = lengths[len(lengths) // 10]  # a few very short actions do without their numbers
+    scale = min(max((digits * _DIGIT + 3) / short * longest, _LEAST), _MOST) / longest
     num_ranks = panels[0].simulation.plan.num_ranks
     left = 24 + _DIGIT * len(f"rank {num_ranks - 1}")
     parts: list[str] = []
