@@ -27,9 +27,11 @@ from torchweave.engine.pair import engine
 from torchweave.errors import UsageError
 from torchweave.intervals import difference, length, union
 from torchweave.measure.c10d import POINT_TO_POINT
-from torchweave.measure.hidden import hidden_share_from_profile
+from torchweave.measure.hidden import profile_of
+from torchweave.measure.language import next_byte_loss
 from torchweave.measure.link import SimulatedLink
-from torchweave.measure.moe import ModelSizes, MoeLanguageModel, next_byte_loss, parts_of
+from torchweave.measure.moe import ModelSizes, MoeLanguageModel
+from torchweave.measure.parts import parts_of
 from torchweave.measure.text import Batches, python_text
 from torchweave.schedule.build import names
 
@@ -184,12 +186,17 @@ class Meter:
         self._tokens = args.microbatches * args.batch * args.sequence * args.ep
         self._log = link.log if link is not None else None
         self._communicates = args.ep > 1 or args.link_gbps is not None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
         self._begin_ns = time.perf_counter_ns()
+        if self._log is not None:
+            self._log.clear()
 
     def read(self) -> dict[str, float | None]:
         """Return the numbers of the step that ends now."""
-        begin_ns, self._begin_ns = self._begin_ns, time.perf_counter_ns()
-        spent_ns = self._begin_ns - begin_ns
+        spent_ns = time.perf_counter_ns() - self._begin_ns
         numbers: dict[str, float | None] = {"tokens_per_second": self._tokens / spent_ns * 1e9}
         if self._log is not None:
             # a receive begins long before its bytes are under way: only a stage's own collectives are counted
@@ -201,7 +208,6 @@ class Meter:
             numbers["hidden_share"] = hidden / total if total else None
             if dist.get_world_size() > 1:
                 numbers["waiting_share"] = length(waiting) / spent_ns
-            self._log.clear()
         return numbers
 
 
@@ -249,16 +255,16 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     with link or contextlib.nullcontext(), progress(args.steps, done) as show:
         write, meter = log_of(args.json, done), Meter(training, link if device.type == "cpu" else None)
         for number in range(done + 1, args.steps + 1):
-            loss, numbers = training.step(number), {}
-            if device.type == "cuda" and number == args.steps:  # a GPU's needs a profile: of the last step, run again
-                numbers["hidden_share"] = hidden_share_from_profile(lambda: training.step(args.steps + 1))
-            numbers |= meter.read()
-            record = {"step": number, "loss": loss, **numbers}
-            write(record)
-            show(number, told(record))
+            loss = training.step(number)
+            record = {"step": number, "loss": loss, **meter.read()}
             if args.checkpoints and (number % args.save_every == 0 or number == args.steps):
                 training.save(number)
-                meter.read()
+            if device.type == "cuda" and number == args.steps:
+                # a GPU is asked by a profile, of one more step, whose weights nobody keeps
+                record["hidden_share"] = profile_of(lambda: training.step(args.steps + 1)).hidden_share
+            write(record)
+            show(number, told(record))
+            meter.begin()
     if record and dist.get_rank() == 0:
         print(f"{args.schedule}, {args.pp} x {args.ep} ranks, {device.type}: {told(record)}")
 

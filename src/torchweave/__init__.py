@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchweave import pipeline
     from torchweave.engine.crossing import communication
-    from torchweave.engine.pair import weave
+    from torchweave.engine.pair import choices, weave
     from torchweave.errors import TorchweaveError
     from torchweave.timing import timed
 
-__all__ = ["TorchweaveError", "__version__", "communication", "pipeline", "timed", "weave"]
+__all__ = ["TorchweaveError", "__version__", "choices", "communication", "pipeline", "timed", "weave"]
 
 try:
     __version__ = version("torchweave")
@@ -25,6 +25,7 @@ except PackageNotFoundError:  # run from its sources, without installing it
 
 _HOME = {
     "TorchweaveError": "torchweave.errors",
+    "choices": "torchweave.engine.pair",
     "communication": "torchweave.engine.crossing",
     "pipeline": "torchweave.pipeline",
     "timed": "torchweave.timing",

@@ -32,6 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the two sides: forward, backward, compute, communication, copies, stream:N, range:NAME",
     )
     parser.add_argument("--window", metavar="A..B", help="only this time, in ms after the first device work")
+    parser.add_argument(
+        "--pipeline", action="store_true", help="show one pipeline step of all ranks with its bubbles; no diagnosis"
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="with --pipeline: also draw it")
     parser.add_argument("--range", dest="range_name", metavar="NAME", help="only work of this user annotation")
 
 
@@ -40,8 +44,15 @@ def run(args: argparse.Namespace) -> int:
     from torchweave.cli.output import show, write
     from torchweave.diagnose.ranks import diagnose_files
 
+    if args.svg is not None and not args.pipeline:
+        raise UsageError("`--svg` draws a pipeline step", given="it alone", remedy="add `--pipeline`")
     window = parse_window(args.window)
     files = find_traces(args.traces)
+    if args.pipeline:
+        from torchweave.cli import pipeline_picture
+
+        pipeline_picture.show(files, as_json=args.json, svg=args.svg)
+        return 0
     if args.perfetto and (len(files) > 1 or is_pipe(files[0])):
         given = f"{len(files)} traces" if len(files) > 1 else f"{files[0]}, a pipe"
         raise UsageError("`--perfetto` takes one trace, in a file", given=given, remedy="give one file")
