@@ -41,10 +41,10 @@ def random_pipelines(seed, count):
         num_microbatches = pick.randint(1, 9)
         if schedule.startswith("dualpipe"):
             num_microbatches = 2 * size + 2 * pick.randint(0, 3)
-        if schedule == "interleaved":
+        if schedule.startswith("interleaved"):
             num_microbatches = size * pick.randint(1, 3)
         options = {"rows": pick.randint(1, 4), "seed": seed + case, "dynamic_shapes": pick.random() < 0.3}
-        num_chunks = pick.randint(1, 3) if schedule == "interleaved" else None
+        num_chunks = pick.randint(1, 3) if schedule.startswith("interleaved") else None
         try:
             check_schedule(schedule, num_microbatches, num_chunks, num_steps=pick.randint(1, 3), **options)
         except AssertionError as error:

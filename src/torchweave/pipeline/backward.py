@@ -175,6 +175,7 @@ class Graph:
         order: Every node, after all that it leads to.
         parents: For each node those that lead to it.
         entries: For each node the numbers of its outputs at which gradients come in.
+        roots: Where the backward begins.
         towards: Nodes from which an input is reached.
         weights: The leaves that are no inputs.
     """
@@ -186,6 +187,7 @@ class Graph:
         for edge in edges:
             self.entries.setdefault(edge.node, set()).add(edge.output_nr)
             self.parents.setdefault(edge.node, set())
+        self.roots = {edge.node for edge in edges}
         self._walk([edge.node for edge in edges])
         ends = {get_gradient_edge(leaf).node for leaf in inputs}
         self.towards: set[Node] = set()
@@ -240,12 +242,15 @@ class _Cut:
         for node in graph.order:
             if node in graph.towards and (leaving := [e for e in children_of(node) if e.node not in graph.towards]):
                 exits[node] = list(dict.fromkeys(leaving))
+        # what leads to weights alone and is an output itself begins later, too
+        self._waiting = [node for node in graph.roots if node not in graph.towards]
         owners = self._owners(exits)
         self._apart: list[Node] = []
         for node, edges in exits.items():
             product = _Product(node)
             for edge in edges:
-                if node.name() not in PRODUCTS or graph.parents[edge.node] != {node}:
+                alone = graph.parents[edge.node] == {node} and edge.node not in graph.roots
+                if node.name() not in PRODUCTS or not alone:
                     self.given.append(edge)
                     continue
                 self._apart.append(edge.node)
@@ -262,18 +267,18 @@ class _Cut:
         """Return why the parts cannot be apart, or ""."""
         given = {edge.node for edge in self.given}
         below = [child.node for node in given for child in children_of(node)]
-        if given & reached([*self._apart, *below]):
+        if given & reached([*self._apart, *below, *self._waiting]):
             return "a weight is shared by a matrix product and an operation of another kind"
         if any(_has_hooks(leaf_of(node)) for node in given):
             return "a weight of an operation that is no matrix product has a hook, which would run twice"
         return ""
 
-    @staticmethod
-    def _owners(exits: dict[Node, list[GradientEdge]]) -> dict[int, set[Node]]:
-        """Return for each leaf, by its id, the nodes on the way to the inputs that give it a gradient."""
+    def _owners(self, exits: dict[Node, list[GradientEdge]]) -> dict[int, set[Node]]:
+        """Return for each leaf, by its id, the nodes on the way to the inputs, and outputs, that give it a gradient."""
         owners: dict[int, set[Node]] = {}
-        for node, edges in exits.items():
-            for below in reached([edge.node for edge in edges]):
+        starts = [(node, [edge.node for edge in edges]) for node, edges in exits.items()]
+        for node, below_node in (*starts, *((node, [node]) for node in self._waiting)):
+            for below in reached(below_node):
                 if (leaf := leaf_of(below)) is not None:
                     owners.setdefault(id(leaf), set()).add(node)
         return owners

@@ -24,6 +24,8 @@ def own_group(
     Source: torch/distributed/distributed_c10d.py: `new_group` needs every rank of the default group, unless with
         `use_local_synchronization`, which cannot split the communicator of a default group that is bound to a device.
     """
+    if parent.size() == 1:
+        return None
     timeout = datetime.timedelta(seconds=limit_s)
     here = parent.rank()
     mine = next(ranks for ranks in partition if here in ranks)

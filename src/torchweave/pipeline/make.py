@@ -25,6 +25,7 @@ from torchweave.pipeline.share import shared_buckets
 from torchweave.pipeline.stage import Loss, Stage
 from torchweave.pipeline.sums import Sums
 from torchweave.schedule import build as schedules
+from torchweave.schedule.check import check
 from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute
 from torchweave.schedule.plan import Plan
 
@@ -231,7 +232,7 @@ def build(
         UsageError: An argument is not what is allowed.
     """
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
-    _check(chunks, strategy, limit_s)
+    _check_arguments(chunks, strategy, limit_s)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -315,10 +316,11 @@ def _plan_of(schedule: str | Plan, num_ranks: int, num_microbatches: int, num_ch
             given=f"{num_microbatches}, where the plan has {schedule.num_microbatches}",
             remedy=f"pass num_microbatches={schedule.num_microbatches}",
         )
+    check(schedule)
     return schedule
 
 
-def _check(chunks: Sequence[nn.Module], strategy: str, limit_s: float | None) -> None:
+def _check_arguments(chunks: Sequence[nn.Module], strategy: str, limit_s: float | None) -> None:
     if not chunks or not all(isinstance(chunk, nn.Module) for chunk in chunks):
         raise UsageError(
             "model_chunks are modules, one for each stage of this rank",

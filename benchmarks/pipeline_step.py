@@ -1,0 +1,248 @@
+"""The simulator against measured steps: gloo ranks over a simulated link, several schedules, serial and woven.
+
+    python benchmarks/pipeline_step.py --out benchmarks/results/pipeline_step.json
+
+Each rank measures what the actions of its stages cost alone, while the other ranks do the same beside it; the simulator
+makes step times of that; and the steps themselves are measured, the schedules and strategies in turn, round by round.
+Needs a core for each rank: on a machine that is busy with something else the numbers say nothing, and the file says how
+far the rounds lie apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.autograd.graph import get_gradient_edge
+
+import torchweave as tw
+from torchweave.engine.pair import engine, weave
+from torchweave.measure.language import next_byte_loss
+from torchweave.measure.link import SimulatedLink
+from torchweave.measure.moe import ModelSizes, MoeLanguageModel
+from torchweave.measure.parts import ModelPart, parts_of
+from torchweave.measure.training import versions
+from torchweave.pipeline.backward import full_backward, input_backward
+from torchweave.schedule.costs import Costs
+from torchweave.schedule.passes import only_compute, take_pairs_apart
+from torchweave.schedule.simulate import simulate
+
+SCHEDULES = ("1f1b", "zbv", "dualpipev", "dualpipe")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="file for the result")
+    add("--ranks", type=int, default=2)
+    add("--microbatches", type=int, default=8)
+    add("--rounds", type=int, default=9)
+    add("--layers", type=int, default=4)
+    add("--hidden", type=int, default=512)
+    add("--tokens", type=int, default=512, help="in a microbatch, in sequences of 128")
+    add("--link-gbps", type=float, default=0.8, help="speed of the simulated link under all communication")
+    add("--schedules", nargs="+", default=list(SCHEDULES))
+    args = parser.parse_args()
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29541")
+    mp.spawn(rank_main, (args,), args.ranks)
+
+
+def rank_main(rank: int, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    dist.init_process_group("gloo", rank=rank, world_size=args.ranks, timeout=datetime.timedelta(seconds=120))
+    engine().channels.lone_groups_are_slow = True  # each stage's experts are on one rank, behind the link
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    with SimulatedLink(args.link_gbps) as link:
+        rows = [row for schedule in args.schedules for row in measure(schedule, args, alone, link)]
+    if rank == 0:
+        result = {
+            "what": "a training step over gloo ranks and a simulated link, beside what the simulator says",
+            "command": "python benchmarks/pipeline_step.py "
+            + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items() if name in _SHOWN),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "cores": os.cpu_count(),
+            "load_at_the_end": os.getloadavg()[0],
+            "versions": versions(torch.device("cpu")),
+            "rows": rows,
+        }
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        for row in rows:
+            print(
+                f"{row['schedule']:18s} {row['strategy']:7s} measured {row['measured_ms']:8.1f} ms "
+                f"({row['quartiles_ms'][0]:.1f} - {row['quartiles_ms'][1]:.1f}), simulated "
+                f"{row['simulated_ms']:8.1f} ms, simulated / measured {row['ratio']:.3f}"
+            )
+    dist.destroy_process_group()
+
+
+_SHOWN = ("ranks", "microbatches", "rounds", "layers", "hidden", "tokens", "link_gbps")
+
+
+def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, link: SimulatedLink) -> list[dict]:
+    """Return a row for the serial and for the woven step of a schedule."""
+    stages = [tw.pipeline.stages_of(schedule, other, args.ranks) for other in range(args.ranks)]
+    num_stages = 1 + max(map(max, stages))
+    sizes = ModelSizes(args.layers, args.hidden, args.hidden, 2, 1, 128)
+    model = MoeLanguageModel(sizes, alone, dtype=torch.float32, device=torch.device("cpu"))
+    mine = {index: part for index, part in enumerate(parts_of(model, num_stages)) if index in stages[dist.get_rank()]}
+    costs, p2p = costs_of(mine, num_stages, args, link)
+    text = torch.randint(256, (args.microbatches * args.tokens // 128, 129))
+    pipelines = {
+        strategy: tw.pipeline.build(list(mine.values()), schedule, strategy=strategy)
+        for strategy in ("serial", "turns")
+    }
+    plan = only_compute(pipelines["serial"].plan(args.microbatches))
+    has_pairs = take_pairs_apart(plan) != plan
+    ways = ("serial", "turns") if has_pairs else ("serial",)
+    times: dict[str, list[float]] = {strategy: [] for strategy in ways}
+    for number in range(args.rounds + 2):  # two to warm up: shapes are learnt, and kinds of pairs are recorded
+        for strategy in ways:
+            dist.barrier()
+            begin = time.perf_counter()
+            pipelines[strategy].step(
+                text[:, :-1],
+                text[:, 1:],
+                num_microbatches=args.microbatches,
+                loss_fn=next_byte_loss,
+                keep_outputs=False,
+            )
+            if number >= 2:
+                times[strategy].append((time.perf_counter() - begin) * 1e3)
+    found = []
+    for strategy in ways:
+        simulated = simulate(plan, costs, woven=strategy == "turns").step_time
+        low, measured, high = statistics.quantiles(times[strategy], n=4)
+        found.append(
+            {
+                "schedule": schedule,
+                "strategy": strategy,
+                "measured_ms": measured,
+                "quartiles_ms": [low, high],
+                "simulated_ms": simulated,
+                "ratio": simulated / measured,
+                "costs_ms": {name: getattr(costs, name) for name in ("F", "B", "W", "I", "comm", "comm_backward")},
+                "p2p_ms": p2p,
+                "recovered": costs.recovered,
+            }
+        )
+    engine().close()
+    return found
+
+
+def costs_of(
+    mine: dict[int, ModelPart], num_stages: int, args: argparse.Namespace, link: SimulatedLink
+) -> tuple[Costs, float]:
+    """Return what each stage's actions cost, ms; the ranks measure at once, as they compute at once in a step."""
+    own = {index: stage_costs(part, args, link) for index, part in mine.items()}
+    recovered = [recovered_share(part, own[index], args) for index, part in mine.items()]
+    every: list = [None] * args.ranks
+    dist.all_gather_object(every, (own, recovered))
+    table = {index: cost for theirs, _ in every for index, cost in theirs.items()}
+    columns = {name: tuple(table[index][name] for index in range(num_stages)) for name in table[0]}
+    share = statistics.median([share for _, shares in every for share in shares])
+    p2p = transfer_ms(args)
+    return Costs(**columns, p2p=p2p, recovered=min(1.0, max(0.0, share))), p2p
+
+
+def stage_costs(part: ModelPart, args: argparse.Namespace, link: SimulatedLink) -> dict[str, float]:
+    """Return computation and communication of F, B, I and W, ms."""
+    run = Alone(part, args)
+    whole = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B", "I")}
+    with link.mute():
+        alone = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B", "I", "W")}
+    return {
+        **alone,
+        "comm": max(0.0, whole["F"] - alone["F"]),
+        "comm_backward": max(0.0, statistics.mean([whole["B"] - alone["B"], whole["I"] - alone["I"]])),
+    }
+
+
+class Alone:
+    """Runs single actions of a stage."""
+
+    def __init__(self, part: ModelPart, args: argparse.Namespace) -> None:
+        rows = args.tokens // 128
+        self.part, self.targets = part, torch.randint(256, (rows, 128))
+        self.x = torch.randint(256, (rows, 128)) if part.is_first else torch.randn(rows, 128, args.hidden)
+
+    def forward(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        x = self.x if self.part.is_first else self.x.clone().requires_grad_()
+        y = self.part(x)
+        return (next_byte_loss(y, self.targets) if self.part.is_last else y), ([] if self.part.is_first else [x])
+
+    def prepare(self, kind: str) -> Callable[[], object]:
+        """Return one action, with all that comes before it done."""
+        if kind == "F":
+            return self.forward
+        y, leaves = self.forward()
+        edges, roots = [get_gradient_edge(y)], [torch.ones_like(y)]
+        del y
+        if kind == "B":
+            return lambda: full_backward(edges, roots, leaves)
+        if kind == "I":
+            return lambda: input_backward(edges, roots, leaves)
+        return input_backward(edges, roots, leaves)[1].run
+
+
+def median_ms(run: Alone, kind: str, rounds: int) -> float:
+    times = []
+    for number in range(rounds + 1):
+        action = run.prepare(kind)
+        begin = time.perf_counter()
+        action()
+        if number:
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def recovered_share(part: ModelPart, cost: dict[str, float], args: argparse.Namespace) -> float:
+    """Return what weaving the forward and the backward of a stage recovers, from pairs in turn, serial and woven."""
+    run = Alone(part, args)
+    times: dict[str, list[float]] = {"serial": [], "turns": []}
+    for number in range(args.rounds + 2):
+        for strategy in times:
+            backward = run.prepare("B")
+            begin = time.perf_counter()
+            weave(run.forward, backward, strategy=strategy, kind=("alone", id(part)))
+            if number >= 2:
+                times[strategy].append((time.perf_counter() - begin) * 1e3)
+    serial, woven = (statistics.median(times[strategy]) for strategy in ("serial", "turns"))
+    bound = max(cost["F"] + cost["B"], cost["comm"] + cost["comm_backward"])
+    return (serial - woven) / (serial - bound) if serial > bound else 0.0
+
+
+def transfer_ms(args: argparse.Namespace) -> float:
+    """Return how long a stage's outputs take from rank to rank, from half of a round trip."""
+    if args.ranks < 2:
+        return 0.0
+    rank, tensor, times = dist.get_rank(), torch.zeros(args.tokens, args.hidden), []
+    for number in range(args.rounds + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        if rank == 0:
+            dist.send(tensor, 1)
+            dist.recv(tensor, 1)
+        elif rank == 1:
+            dist.recv(tensor, 0)
+            dist.send(tensor, 0)
+        if number:
+            times.append((time.perf_counter() - begin) * 1e3 / 2)
+    found = [statistics.median(times)]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+if __name__ == "__main__":
+    main()
