@@ -99,10 +99,8 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
     mine = {index: part for index, part in enumerate(parts_of(model, num_stages)) if index in stages[dist.get_rank()]}
     costs, p2p = costs_of(mine, num_stages, args, link)
     text = torch.randint(256, (args.microbatches * args.tokens // 128, 129))
-    pipelines = {
-        strategy: tw.pipeline.build(list(mine.values()), schedule, strategy=strategy)
-        for strategy in ("serial", "turns")
-    }
+    chunks = list(mine.values())
+    pipelines = {name: tw.pipeline.build(chunks, schedule, strategy=name) for name in ("serial", "turns")}
     plan = only_compute(pipelines["serial"].plan(args.microbatches))
     has_pairs = take_pairs_apart(plan) != plan
     ways = ("serial", "turns") if has_pairs else ("serial",)
