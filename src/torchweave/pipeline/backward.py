@@ -8,14 +8,15 @@ side is kept: a kernel that computes several gradients together need not compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.utils.checkpoint import CheckpointFunction
+from torch.autograd.graph import GradientEdge, Node
+
+from torchweave.pipeline.graph import Graph, children_of, leaf_of, reached
 
 # Their formulas for each input stand alone: tools/autograd/derivatives.yaml.
 PRODUCTS = frozenset(
@@ -168,64 +169,6 @@ def input_backward(
     return tuple(found[: len(inputs)]), part
 
 
-class Graph:
-    """The backward graph below some edges.
-
-    Attributes:
-        order: Every node, after all that it leads to.
-        parents: For each node those that lead to it.
-        entries: For each node the numbers of its outputs at which gradients come in.
-        roots: Where the backward begins.
-        towards: Nodes from which an input is reached.
-        weights: The leaves that are no inputs.
-    """
-
-    def __init__(self, edges: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
-        self.order: list[Node] = []
-        self.parents: dict[Node, set[Node]] = {}
-        self.entries: dict[Node, set[int]] = {}
-        for edge in edges:
-            self.entries.setdefault(edge.node, set()).add(edge.output_nr)
-            self.parents.setdefault(edge.node, set())
-        self.roots = {edge.node for edge in edges}
-        self._walk([edge.node for edge in edges])
-        ends = {get_gradient_edge(leaf).node for leaf in inputs}
-        self.towards: set[Node] = set()
-        for node in self.order:
-            if node in ends or any(edge.node in self.towards for edge in children_of(node)):
-                self.towards.add(node)
-        self.weights = [leaf for node in self.order if node not in ends and (leaf := leaf_of(node)) is not None]
-
-    def checkpoint(self) -> str:
-        """Return why activation checkpointing keeps the parts together, or ""."""
-        for node in self.order:
-            if issubclass(getattr(type(node), "_forward_cls", type(None)), CheckpointFunction) or _recomputes(node):
-                return "activation checkpointing would run its forward once for each part"
-        return ""
-
-    def _walk(self, roots: Sequence[Node]) -> None:
-        """Put the nodes in an order in which each follows all that it leads to."""
-        seen: set[Node] = set()
-        for root in roots:
-            if root in seen:
-                continue
-            seen.add(root)
-            stack = [(root, iter(children_of(root)))]
-            while stack:
-                node, rest = stack[-1]
-                for edge in rest:
-                    child = edge.node
-                    self.entries.setdefault(child, set()).add(edge.output_nr)
-                    self.parents.setdefault(child, set()).add(node)
-                    if child not in seen:
-                        seen.add(child)
-                        stack.append((child, iter(children_of(child))))
-                        break
-                else:
-                    self.order.append(node)
-                    stack.pop()
-
-
 class _Cut:
     """Where the way to the inputs is left, and what runs there when.
 
@@ -284,46 +227,11 @@ class _Cut:
         return owners
 
 
-def reached(starts: Iterable[Node]) -> set[Node]:
-    """Return the nodes that some nodes lead to, and these themselves."""
-    seen: set[Node] = set()
-    pending = list(starts)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending.extend(edge.node for edge in children_of(node))
-    return seen
-
-
-def children_of(node: Node) -> list[GradientEdge]:
-    """Return where a node's gradients go."""
-    return [GradientEdge(child, number) for child, number in node.next_functions if child is not None]
-
-
-def leaf_of(node: Node) -> Tensor | None:
-    """Return the leaf whose gradient a node accumulates, or None."""
-    leaf = getattr(node, "variable", None)
-    return leaf if isinstance(leaf, Tensor) else None
-
-
 def _keep(edges: Sequence[GradientEdge], gradients: Sequence[Tensor | None], kept: _Kept) -> None:
     for edge, gradient in zip(edges, gradients, strict=True):
         if gradient is not None:
             kept[0].append(edge)
             kept[1].append(gradient)
-
-
-def _recomputes(node: Node) -> bool:
-    """Whether activation checkpointing without reentrance keeps a node's saved tensors."""
-    for name in dir(node):
-        if name.startswith("_raw_saved"):
-            saved = getattr(node, name)
-            for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-                hook = getattr(one, "unpack_hook", None)
-                if hook is not None and "_checkpoint_hook" in getattr(hook, "__qualname__", ""):
-                    return True
-    return False
 
 
 def _has_hooks(leaf: Tensor | None) -> bool:

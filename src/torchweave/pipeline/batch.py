@@ -63,3 +63,15 @@ def _cut(name: str, value: Any, count: int) -> list[Any]:
             )
     parts = [leaf.tensor_split(count) if isinstance(leaf, Tensor) else (leaf,) * count for leaf in leaves]
     return [pytree.tree_unflatten([part[index] for part in parts], spec) for index in range(count)]
+
+
+def look_of(value: Any) -> Any:
+    """Return how an input looks, for JSON: the shapes of all that is made of it follow from that."""
+    leaves, spec = pytree.tree_flatten(value)
+    return [
+        str(spec),
+        [
+            [list(leaf.shape), str(leaf.dtype), leaf.requires_grad] if isinstance(leaf, Tensor) else type(leaf).__name__
+            for leaf in leaves
+        ],
+    ]

@@ -60,12 +60,16 @@ class Guard:
         group: The pipeline's own group.
         store: A store that the pipeline's ranks share, for this pipeline alone; None for a pipeline of one rank.
         limit_s: How long anything is waited for, seconds.
+        device: Where the tensors are: with NCCL a wait holds a GPU, and not the host.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, store: Store | None, limit_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, store: Store | None, limit_s: float, device: torch.device
+    ) -> None:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.limit_s = limit_s
         self._group, self._store = group, store
+        self._on_gpu = device.type == "cuda"
         self._others: list[dist.ProcessGroup] = []
         self._note: str | None = None
 
@@ -112,19 +116,22 @@ class Guard:
             self._break()
         return _error(self._note)
 
-    def wait(self, work: dist.Work, awaited: Where | None) -> None:
+    def wait(self, work: dist.Work, awaited: Where | None, *, on_host: bool = False) -> None:
         """Wait for a transfer on the host, or with NCCL on the current stream alone.
 
         Args:
             work: The transfer.
             awaited: What another rank does meanwhile; None for a collective of them all.
+            on_host: Wait on the host with NCCL, too, and look for other ranks' failures.
 
         Raises:
             PipelineError: A rank failed, or did nothing within the limit.
         """
+        if on_host and self._on_gpu:
+            self.wait_on_host(work.is_completed, awaited)
         begin = time.monotonic()
         try:
-            work.wait(datetime.timedelta(seconds=self.limit_s)) if not _on_device(self._group) else work.wait()
+            work.wait() if self._on_gpu else work.wait(datetime.timedelta(seconds=self.limit_s))
         except RuntimeError as error:
             waited_s = time.monotonic() - begin
             raise self.behind(error, awaited, waited_s) from error
@@ -181,7 +188,7 @@ class Guard:
         suspects = [awaited.rank] if awaited is not None else dist.get_process_group_ranks(self._group)
         begin = time.monotonic()
         silent = list(suspects)
-        with contextlib.suppress(RuntimeError):  # the store's host is gone
+        with contextlib.suppress(RuntimeError):  # the store is gone: reading it says so
             self._store.set(f"here/{self.rank}", "")
             while (waited_s := time.monotonic() - begin) < _PATIENCE_S:
                 if (note := self._read()) is not None:
@@ -190,7 +197,7 @@ class Guard:
                 if silent and waited_s > _GRACE_S:
                     break
                 time.sleep(_POLL_S)
-        return None, silent[0] if silent else suspects[0]
+        return self._read(), silent[0] if silent else suspects[0]
 
     def _silence(self, awaited: Where | None) -> str:
         what = "the other ranks" if awaited is None else str(awaited)
@@ -217,23 +224,25 @@ class Guard:
         try:
             return bytes(self._store.get(_KEY)).decode() if self._store.check([_KEY]) else None
         except RuntimeError as error:
-            where = Where(self.rank, None, "reading the store", None)
+            # the ranks cannot agree any more; by default it is rank 0's process, so that all of them say the same
             told = " ".join(str(error).split())[:200]
-            return json.dumps([where, f"the process that hosts the store is gone ({told})"])
+            return json.dumps(
+                [Where(0, None, "hosting the store", None), f"the store is gone with its process ({told})"]
+            )
 
     def _break(self) -> None:
         """Close the pipeline's connections, so that whoever waits for this rank is woken."""
         for group in (self._group, *self._others):
             if group is not None:
-                _close(group)
+                _close(group, on_gpu=self._on_gpu)
 
 
-def _close(group: dist.ProcessGroup) -> None:
+def _close(group: dist.ProcessGroup, *, on_gpu: bool) -> None:
     """Close a group's connections.
 
     Source: gloo/transport/tcp/unbound_buffer.cc: a wait whose time is over fails every pair of its context.
     """
-    if _on_device(group):
+    if on_gpu:
         with contextlib.suppress(RuntimeError):
             group._get_backend(torch.device("cuda")).abort()
         return
@@ -244,10 +253,6 @@ def _close(group: dist.ProcessGroup) -> None:
                 work = dist.irecv(torch.empty(1), group_src=peer, group=group, tag=_BREAK_TAG)
                 if work is not None:
                     work.wait(datetime.timedelta(milliseconds=1))
-
-
-def _on_device(group: dist.ProcessGroup | None) -> bool:
-    return group is not None and any(device.type == "cuda" for device in group._device_types)
 
 
 def _error(note: str) -> PipelineError:

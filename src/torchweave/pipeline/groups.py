@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from torchweave.errors import UsageError
 
 
 def own_group(
@@ -40,9 +43,24 @@ def own_group(
     return made
 
 
-def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Return the device whose tensors a group can send: the GPU of this process, or the CPU."""
-    names = {device.type for device in group._device_types}
-    if "cuda" in names and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def device_of(chunks: Sequence[nn.Module], group: dist.ProcessGroup | None) -> torch.device:
+    """Return the device on which stages compute, and whose tensors cross between them.
+
+    Args:
+        chunks: The stages' modules.
+        group: The pipeline's group; where no module has weights, NCCL says that it is this process's GPU.
+
+    Raises:
+        UsageError: The group cannot send tensors of that device.
+    """
+    backend = dist.get_backend(group) if group is not None else ""
+    found = [tensor.device for chunk in chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+    if not found:
+        return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    if backend == ("gloo" if found[0].type == "cuda" else "nccl"):
+        raise UsageError(
+            "A pipeline's group sends tensors of the stages' device: NCCL a GPU's, gloo the CPU's",
+            given=f"stages on {found[0]}, a group over {backend}",
+            remedy="move the stages, or initialize the process group with the other backend",
+        )
+    return found[0]

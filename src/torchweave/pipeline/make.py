@@ -15,17 +15,17 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torchweave.engine.channels import group_timeout_s
 from torchweave.engine.choose import STRATEGIES
 from torchweave.errors import UsageError, described
-from torchweave.pipeline.batch import Microbatches
+from torchweave.pipeline.batch import Microbatches, look_of
 from torchweave.pipeline.book import Book
 from torchweave.pipeline.faults import Guard, Where
 from torchweave.pipeline.groups import device_of, own_group
 from torchweave.pipeline.p2p import Wire
-from torchweave.pipeline.runner import Rig, Step, check_finite
+from torchweave.pipeline.places import placement_of, plan_of, stages_of
+from torchweave.pipeline.rig import Rig
+from torchweave.pipeline.runner import Step, check_finite
 from torchweave.pipeline.share import shared_buckets
 from torchweave.pipeline.stage import Loss, Stage
 from torchweave.pipeline.sums import Sums
-from torchweave.schedule import build as schedules
-from torchweave.schedule.check import check
 from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute
 from torchweave.schedule.plan import Plan
 
@@ -45,6 +45,7 @@ class Pipeline:
         self._learns_always = learns_always
         self._plans: dict[int, tuple[Plan, str]] = {}
         self.stages = tuple(sorted(rig.stages))
+        self.num_stages = len(placement_of(schedule, len(rig.ranks), num_chunks)[0])
 
     def plan(self, num_microbatches: int) -> Plan:
         """Return the plan that a step with so many microbatches runs, with its transfers.
@@ -108,20 +109,10 @@ class Pipeline:
         here = rig.ranks[rig.rank]
         try:
             with rig.guard.at(Where(here, None, "the beginning of the step", None)):
-                step = Step(
-                    rig,
-                    plan,
-                    Microbatches("inputs", inputs, num_microbatches),
-                    Microbatches("targets", targets, num_microbatches),
-                    loss_fn,
-                    seed,
-                    keep_outputs,
-                )
-                signature = self._agree(step, digest)
-                rig.book.open(signature, learn=self._learns_always)
-                rig.sums.begin()
-                for stage in rig.stages.values():
-                    stage.wrapping.begin()
+                pieces = Microbatches("inputs", inputs, num_microbatches)
+                labels = Microbatches("targets", targets, num_microbatches)
+                step = Step(rig, plan, pieces, labels, loss_fn, seed, keep_outputs)
+                signature = self._begin(step, digest)
             step.run()
             with rig.guard.at(Where(here, None, "the end of the step", None)):
                 losses = self._losses(step)
@@ -137,11 +128,20 @@ class Pipeline:
 
     def _plan(self, num_microbatches: int) -> tuple[Plan, str]:
         if num_microbatches not in self._plans:
-            plan = _plan_of(self._schedule, len(self._rig.ranks), num_microbatches, self._num_chunks)
+            plan = plan_of(self._schedule, len(self._rig.ranks), num_microbatches, self._num_chunks)
             plan = add_send_recv(add_reduce_grad(only_compute(plan)))
             text = "\n".join(",".join(map(str, row)) for row in plan.ranks)
             self._plans[num_microbatches] = (plan, hashlib.sha256(text.encode()).hexdigest())
         return self._plans[num_microbatches]
+
+    def _begin(self, step: Step, digest: str) -> str:
+        """Begin a step on every rank; return what the shapes of its transfers follow from."""
+        signature = self._agree(step, digest)
+        self._rig.book.open(signature, learn=self._learns_always)
+        self._rig.sums.begin()
+        for stage in self._rig.stages.values():
+            stage.wrapping.begin()
+        return signature
 
     def _agree(self, step: Step, digest: str) -> str:
         """Learn from the ranks with the first stage what comes in, and that they run the same plan."""
@@ -152,7 +152,7 @@ class Pipeline:
             first = plan.rank_of(0, begins[0])
             where = "the beginning of the step"
             if first == rig.rank:
-                text = json.dumps([digest, plan.num_microbatches, [_look(step.inputs[m]) for m in begins]])
+                text = json.dumps([digest, plan.num_microbatches, [look_of(step.inputs[m]) for m in begins]])
                 for peer in range(len(rig.ranks)):
                     if peer != rig.rank:
                         rig.wire.send_text(peer, text, Where(rig.ranks[peer], None, where, None))
@@ -243,7 +243,7 @@ def build(
         )
     rank, num_ranks = (group.rank(), group.size()) if group is not None else (0, 1)
     mine = stages_of(schedule, rank, num_ranks, num_chunks=len(chunks))
-    placement = _placement(schedule, num_ranks, len(chunks))
+    placement = placement_of(schedule, num_ranks, len(chunks))
     if len(mine) != len(chunks):
         raise UsageError(
             f"Rank {rank} of {num_ranks} has one chunk for each of its stages, {', '.join(map(str, mine))}",
@@ -252,14 +252,14 @@ def build(
         )
     num_stages = len(placement[0])
     stages = {index: Stage(index, num_stages, chunk) for index, chunk in zip(mine, chunks, strict=True)}
+    device = device_of(chunks, group)
     limit_s = limit_s or (group_timeout_s(group) if group is not None else _ALONE_LIMIT_S)
     own = own_group(group, [range(num_ranks)], limit_s) if group is not None else None
     store: Store | None = None
     if own is not None:
         default = dist.distributed_c10d._get_default_store()
         store = PrefixStore(f"torchweave/pipeline/{own.group_name}", default)
-    guard = Guard(own, store, limit_s)
-    device = device_of(own) if own is not None else _device_of(chunks)
+    guard = Guard(own, store, limit_s, device)
     buckets = shared_buckets(stages, placement, own, guard, dict(tied or {}), limit_s)
     wire = Wire(own, store, guard, device)
     rig = Rig(
@@ -278,48 +278,6 @@ def build(
     return Pipeline(rig, schedule, len(chunks), learns_always=dynamic_shapes)
 
 
-def stages_of(schedule: str | Plan, rank: int, num_ranks: int, *, num_chunks: int | None = None) -> tuple[int, ...]:
-    """Return which stages of the model a rank has, ascending: what `model_chunks` of `build` are.
-
-    Args:
-        schedule: As for `build`.
-        rank: Within the pipeline.
-        num_ranks: Of the pipeline.
-        num_chunks: Stages on each rank, for `interleaved` (default 2); the others have a fixed number.
-
-    Raises:
-        UsageError: There is no such schedule.
-    """
-    placement = _placement(schedule, num_ranks, num_chunks)
-    return tuple(sorted({stage for ranks in placement for stage, home in enumerate(ranks) if home == rank}))
-
-
-def _placement(schedule: str | Plan, num_ranks: int, num_chunks: int | None) -> tuple[tuple[int, ...], ...]:
-    if isinstance(schedule, Plan):
-        if schedule.num_ranks != num_ranks:
-            raise UsageError(
-                "A plan has as many ranks as the group",
-                given=f"a plan for {schedule.num_ranks} ranks, a group of {num_ranks}",
-                remedy="make the plan for this group",
-            )
-        return schedule.placement
-    recipe = schedules.recipe_of(schedule)
-    return recipe.placement(num_ranks, recipe.num_chunks or num_chunks or 2)
-
-
-def _plan_of(schedule: str | Plan, num_ranks: int, num_microbatches: int, num_chunks: int) -> Plan:
-    if not isinstance(schedule, Plan):
-        return schedules.build(schedule, num_ranks, num_microbatches, num_chunks)
-    if schedule.num_microbatches != num_microbatches:
-        raise UsageError(
-            "A plan is made for a number of microbatches",
-            given=f"{num_microbatches}, where the plan has {schedule.num_microbatches}",
-            remedy=f"pass num_microbatches={schedule.num_microbatches}",
-        )
-    check(schedule)
-    return schedule
-
-
 def _check_arguments(chunks: Sequence[nn.Module], strategy: str, limit_s: float | None) -> None:
     if not chunks or not all(isinstance(chunk, nn.Module) for chunk in chunks):
         raise UsageError(
@@ -333,22 +291,3 @@ def _check_arguments(chunks: Sequence[nn.Module], strategy: str, limit_s: float 
         )
     if limit_s is not None and not limit_s > 0:
         raise UsageError("limit_s is a time above 0 seconds", given=repr(limit_s), remedy="leave it out")
-
-
-def _device_of(chunks: Sequence[nn.Module]) -> torch.device:
-    for chunk in chunks:
-        for tensor in (*chunk.parameters(), *chunk.buffers()):
-            return tensor.device
-    return torch.device("cpu")
-
-
-def _look(value: Any) -> Any:
-    """Return how an input looks, for JSON: shapes follow from nothing else."""
-    leaves, spec = torch.utils._pytree.tree_flatten(value)
-    return [
-        str(spec),
-        [
-            [list(leaf.shape), str(leaf.dtype), leaf.requires_grad] if isinstance(leaf, Tensor) else type(leaf).__name__
-            for leaf in leaves
-        ],
-    ]

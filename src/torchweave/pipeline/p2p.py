@@ -129,9 +129,7 @@ class Wire:
         except RuntimeError as error:
             raise self._guard.behind(error, None) from error
         assert work is not None
-        if self._device.type == "cuda":
-            self._guard.wait_on_host(work.is_completed, None)
-        self._guard.wait(work, None)
+        self._guard.wait(work, None, on_host=True)
 
     def finish(self) -> None:
         """Wait until everything has left, on the host.
@@ -140,19 +138,16 @@ class Wire:
             PipelineError: A rank failed, or does not receive.
         """
         while self._sent:
-            works, _, awaited = self._sent[0]
-            if self._device.type == "cuda":
-                self._guard.wait_on_host(lambda works=works: all(work.is_completed() for work in works), awaited)  # type: ignore[misc]
-            self._wait_for_oldest()
+            self._wait_for_oldest(on_host=True)
 
     def abandon(self) -> None:
         """Let go of everything after a failure."""
         self._sent.clear()
 
-    def _wait_for_oldest(self) -> None:
+    def _wait_for_oldest(self, *, on_host: bool = False) -> None:
         works, _, awaited = self._sent.popleft()
         for work in works:
-            self._guard.wait(work, awaited)
+            self._guard.wait(work, awaited, on_host=on_host)
 
     def _start(self, operation: Any, peer: int, tensors: list[Tensor], awaited: Where) -> list[dist.Work]:
         if not tensors:

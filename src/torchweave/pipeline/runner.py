@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -15,42 +15,16 @@ from torch.autograd.profiler import record_function
 from torchweave.engine.pair import weave
 from torchweave.errors import TorchweaveError
 from torchweave.pipeline.batch import Microbatches
-from torchweave.pipeline.book import Book, Key
-from torchweave.pipeline.faults import Guard, Where
-from torchweave.pipeline.p2p import Receipt, Wire
-from torchweave.pipeline.stage import Forward, Loss, Stage
-from torchweave.pipeline.sums import Sums
+from torchweave.pipeline.book import Key
+from torchweave.pipeline.faults import Where
+from torchweave.pipeline.p2p import Receipt
+from torchweave.pipeline.rig import Rig
+from torchweave.pipeline.stage import Forward, Loss
 from torchweave.pipeline.values import Layout, Outputs, put_together
 from torchweave.schedule.action import Action
 from torchweave.schedule.plan import Plan
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Rig:
-    """What a pipeline has on this rank, from step to step.
-
-    Attributes:
-        rank: This rank, within the pipeline.
-        ranks: The global rank of each rank of the pipeline.
-        stages: The stages that this rank has, by their numbers.
-        strategy: By which strategy pairs are woven.
-        name: What the kinds of this pipeline's pairs are called.
-        stops_at_nan: Whether a loss that is not finite is a failure.
-    """
-
-    rank: int
-    ranks: tuple[int, ...]
-    stages: dict[int, Stage]
-    wire: Wire
-    book: Book
-    guard: Guard
-    sums: Sums
-    device: torch.device
-    strategy: str
-    name: Hashable
-    stops_at_nan: bool
 
 
 @dataclass

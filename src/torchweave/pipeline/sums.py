@@ -54,7 +54,7 @@ class Bucket:
     def finish(self, guard: Guard) -> None:
         """Wait for the sums, and add them to what was set aside."""
         for work in self._works:
-            guard.wait(work, None)
+            guard.wait(work, None, on_host=True)
         *flats, has_grad = self._flat
         some = has_grad.tolist()
         for dtype, flat in zip(dict.fromkeys(local_of(p).dtype for p in self.parameters), flats, strict=True):
