@@ -337,3 +337,18 @@ def alone():
 
 def test_one_rank_with_all_stages(pool):
     pool.run(alone)
+
+
+def profiled():
+    pipeline, _, _ = build("dualpipev")
+    x, y = data(4, 0)
+    pipeline.step(x, y, num_microbatches=4, loss_fn=mse)
+    with torch.profiler.profile() as profile:
+        pipeline.step(x, y, num_microbatches=4, loss_fn=mse)
+    regions = {event.name for event in profile.events() if event.name.startswith("PP:")}
+    row = pipeline.plan(4).ranks[dist.get_rank()]
+    return {f"PP:{part}" for action in row for part in (action, *action.parts)} - regions
+
+
+def test_every_action_is_a_region_of_the_profile(pool):
+    assert pool.run(profiled) == [set(), set()]
