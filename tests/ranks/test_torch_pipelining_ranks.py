@@ -229,7 +229,7 @@ def woven(pool, case, strategies=("turns", "auto", "serial"), **options):
     return overlaps
 
 
-def check_overlaps(overlaps, strategies=("turns", "auto")):
+def check_overlaps(overlaps, strategies=("turns",)):
     for told in overlaps:
         for strategy in strategies:
             # the first pair of a kind is recorded, so that a first step may have nothing else
@@ -395,7 +395,7 @@ def test_an_error_in_a_pair_is_raised_as_torch_raises_it_and_nothing_hangs(pool,
 
 def test_pairs_of_one_stage(pool4):
     """Catches halves that take each other's microbatch, inputs or gradients, because they have the same stage."""
-    check_overlaps(woven(pool4, (2, 4), make=one_stage_a_rank, strategies=("auto",)), ["auto"])
+    check_overlaps(woven(pool4, (2, 4), make=one_stage_a_rank, strategies=("turns",)))
 
 
 def test_pairs_of_one_stage_in_ddp_stay_serial(pool4):

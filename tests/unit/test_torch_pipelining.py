@@ -60,7 +60,7 @@ def with_other_stages():
         (lambda: ScheduleZBVZeroBubble(stages(), 3, loss_fn), "has OVERLAP_F_B actions", "none of them a pair"),
         (lambda: _PipelineScheduleRuntime(stages(), 3, loss_fn), "has OVERLAP_F_B actions", "no plan yet"),
         (lambda: with_plan("(0F0;1SEND_B0)OVERLAP_F_B"), "made of forwards", "(0F0;1SEND_B0)OVERLAP_F_B"),
-        (lambda: with_plan("()OVERLAP_F_B"), "made of forwards", "()OVERLAP_F_B"),
+        (lambda: with_plan("()OVERLAP_F_B"), "made of forwards", "OVERLAP_F_B"),
         (with_other_stages, "A stage is one of torch", "namespace(stage_index=0)"),
         (lambda: weave_schedule(dualpipev()), "one function for its pairs", "ScheduleDualPipeV has one"),
     ],
