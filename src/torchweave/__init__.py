@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchweave.engine.crossing import communication
-    from torchweave.engine.pair import weave
+    from torchweave.engine.pair import choices, weave
     from torchweave.errors import TorchweaveError
     from torchweave.timing import timed
 
-__all__ = ["TorchweaveError", "__version__", "communication", "timed", "weave"]
+__all__ = ["TorchweaveError", "__version__", "choices", "communication", "timed", "weave"]
 
 try:
     __version__ = version("torchweave")
@@ -24,6 +24,7 @@ except PackageNotFoundError:  # run from its sources, without installing it
 
 _HOME = {
     "TorchweaveError": "torchweave.errors",
+    "choices": "torchweave.engine.pair",
     "communication": "torchweave.engine.crossing",
     "timed": "torchweave.timing",
     "weave": "torchweave.engine.pair",

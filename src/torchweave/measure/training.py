@@ -177,7 +177,7 @@ class Demo:
         with self.link.pause():
             forward, backward = self.make_pair()
         decision = engine().decision(forward, backward)
-        return decision.choice if decision else "serial"
+        return decision.trial.choice if decision else "serial"
 
     def _accumulate(self, batches: list[torch.Tensor], run_pair: RunPair) -> torch.Tensor:
         """Run F0; B0 | F1; B1 | F2; ...; the last B, and return the losses, shape (microbatches)."""
