@@ -13,6 +13,10 @@ import torch
 import torch.distributed as dist
 
 VOCABULARY, BATCH, LENGTH, NUM_MICROBATCHES = 32, 2, 8, 3
+EXPERTS = {
+    "num_moe_experts": 4, "moe_router_topk": 2, "moe_token_dispatcher_type": "alltoall",
+    "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01, "add_bias_linear": False,
+}  # fmt: skip
 
 
 def without_transformer_engine(patch):
@@ -102,15 +106,11 @@ class TinyGPT:
             get_cuda_rng_tracker().reset()
             torch.manual_seed(1)
             model_parallel_cuda_manual_seed(123)
-            experts = {
-                "num_moe_experts": 4, "moe_router_topk": 2, "moe_token_dispatcher_type": "alltoall",
-                "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01, "add_bias_linear": False,
-            }  # fmt: skip
             config = TransformerConfig(
                 num_layers=2, hidden_size=16, num_attention_heads=2, attention_dropout=0.0, hidden_dropout=0.1,
                 tensor_model_parallel_size=tensor, expert_model_parallel_size=expert, pipeline_dtype=torch.float32,
                 use_cpu_initialization=True, gradient_accumulation_fusion=False, masked_softmax_fusion=False,
-                bias_dropout_fusion=False, bias_activation_fusion=False, **(experts if expert > 1 else {}), **more,
+                bias_dropout_fusion=False, bias_activation_fusion=False, **(EXPERTS if expert > 1 else {}), **more,
             )  # fmt: skip
             self.chunks = [
                 GPTModel(

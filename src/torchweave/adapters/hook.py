@@ -57,8 +57,8 @@ def run_backward(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Run backward from several outputs at once, into `.grad` of every leaf.
 
     Args:
-        pairs: Each output with its gradient, at least one. The output's data may be gone already: pipelines free it as soon as
-            it has been sent, and keep the tensor for its graph alone.
+        pairs: Each output with its gradient, at least one. The output's data may be gone already: pipelines free it
+            as soon as it has been sent, and keep the tensor for its graph alone.
 
     Source:
         torch/autograd/graph.py, `_engine_run_backward`: the call below without the check of shapes that
