@@ -41,12 +41,16 @@ def ddp(module, grid):
     return DistributedDataParallel(module, process_group=grid.ep_group, bucket_cap_mb=1e-4)
 
 
-def fsdp(module, grid):
+def fsdp(module, grid, frees=False):
     mesh = dist.DeviceMesh.from_group(grid.ep_group, "cpu")
     for layer in module.layers:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    return fully_shard(module, mesh=mesh, reshard_after_forward=False)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=frees)
+    return fully_shard(module, mesh=mesh, reshard_after_forward=frees)
+
+
+def fsdp_that_frees(module, grid):
+    return fsdp(module, grid, frees=True)
 
 
 def dualpipev(stages, num_microbatches, **options):
@@ -138,7 +142,8 @@ class Case:
             **({"bias": torch.linspace(0, 1, size[0]).unsqueeze(1)} if self.bias else {}),
         )
         grads = [parameter.grad for module in self.modules for parameter in module.parameters()]
-        result = copied([losses, output, grads, torch.get_rng_state()])
+        num_kept = sum(len(stage.output_chunks) for stage in self.schedule._stages)
+        result = copied([losses, output, grads, torch.get_rng_state(), num_kept])
         for module in self.modules:
             with torch.no_grad():
                 for parameter in module.parameters():
@@ -162,7 +167,7 @@ def run(strategy, case, options):
 
 def compare(case, options, strategies):
     expected, _ = run(None, case, options)
-    assert all(grad is not None and grad.abs().sum() > 0 for _, _, grads, _ in expected for grad in grads)
+    assert all(grad is not None and grad.abs().sum() > 0 for _, _, grads, *_ in expected for grad in grads)
     overlaps = {}
     for strategy in strategies:
         found, overlaps[strategy] = run(strategy, case, options)
@@ -193,6 +198,11 @@ def test_one_rank_a_pipeline(pool):
 def test_two_ranks_a_pipeline(pool4):
     """Catches a receive that is not waited for, or waited for twice, and sends that a pair swallows."""
     check_overlaps(woven(pool4, (2, 6)))
+
+
+def test_stages_that_free_their_parameters_after_each_forward(pool4):
+    """Catches pairs of one kind of which some gather and others need not, because a backward has been in between."""
+    check_overlaps(woven(pool4, (2, 5), strategies=("turns",), wrap=fsdp_that_frees))
 
 
 def test_two_ranks_with_nothing_to_hide(pool):

@@ -352,6 +352,12 @@ def test_the_decorator_refuses_what_is_no_class_of_modules(given):
         overlapped(given)
 
 
+def test_an_unknown_strategy_is_refused_where_it_is_given():
+    with pytest.raises(UsageError, match="strategy is one of") as caught:
+        overlapped(strategy="fast")
+    assert caught.value.given == "'fast'"
+
+
 def test_the_decorator_does_not_replace_a_hook_of_the_users_own():
     own = type("Own", (Chunk,), {"overlapped_forward_backward": classmethod(lambda cls: "mine")})
     with pytest.raises(UsageError, match="one hook") as caught:

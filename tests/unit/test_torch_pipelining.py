@@ -75,6 +75,12 @@ def test_what_cannot_be_woven_is_named(make, rule, given):
     assert getattr(schedule, "__dict__", {}) == before
 
 
+def test_an_unknown_strategy_is_refused_where_it_is_given():
+    with pytest.raises(UsageError, match="strategy is one of") as caught:
+        weave_schedule(dualpipev(), strategy="fast")
+    assert caught.value.given == "'fast'"
+
+
 @pytest.mark.parametrize("name", ["OVERLAP_F_B", "REDUCE_GRAD", "_PipelineScheduleRuntime"])
 def test_an_older_torch_is_named(monkeypatch, name):
     schedule = dualpipev()

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.profiler import record_function
 
 from torchweave.errors import UsageError
@@ -38,6 +40,7 @@ class Half:
     def strand(self) -> Callable[[], Any]:
         """Wait for what the action needs from elsewhere, count it, and return what it does itself."""
         self.schedule._assert_unsharded(self.stage)
+        _gather(self.stage.submod)
         if self.kind == FORWARD:
             self._receive(self.schedule.fwd_recv_ops, self.stage.is_first or self.before is not None)
             seen, compute = self._forward()
@@ -91,6 +94,17 @@ class Half:
         if self.kind == "I":
             return outputs, functools.partial(_input_backward, stage, number, loss)
         return outputs, functools.partial(_full_backward, stage, number, loss, last)
+
+
+def _gather(module: torch.nn.Module) -> None:
+    """Gather what FSDP2 has freed since the plan gathered the stage: whether a pair gathers must not depend on when.
+
+    A stage that frees its parameters after each forward is gathered anew in the next pass, unless a backward has been
+    in between: pairs of one kind would communicate differently.
+    """
+    for handle in [part.unshard(async_op=True) for part in module.modules() if isinstance(part, FSDPModule)]:
+        if handle is not None:
+            handle.wait()
 
 
 def _run(seen: Any, name: str, compute: Callable[[], Any]) -> Any:  # noqa: ARG001  `seen` is for the engine

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchweave.adapters.hook import Strategy, run_pair
+from torchweave.adapters.hook import Strategy, check_strategy, run_pair
 from torchweave.adapters.torch_half import BACKWARDS, FORWARD, Half
 from torchweave.errors import UsageError, described
 
@@ -42,12 +42,13 @@ def weave_schedule(schedule: Schedule, *, strategy: Strategy = "auto") -> Schedu
 
     Raises:
         UsageError: The schedule has no such actions or no plan yet, its stages are of an unknown kind, it has a
-            function for these actions already, or torch is too old.
+            function for these actions already, there is no such strategy, or torch is too old.
 
     Source:
         torch/distributed/pipelining/schedules.py, `_PipelineScheduleRuntime._step_microbatches`: what it does around
         `forward_one_chunk` and `backward_one_chunk`, and what it leaves to a function for `OVERLAP_F_B`.
     """
+    check_strategy(strategy)
     runtime: Any = schedule
     overlap = _runtime(runtime).OVERLAP_F_B
     _check_plan(runtime, overlap)
