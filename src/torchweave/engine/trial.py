@@ -69,6 +69,11 @@ class Trial:
             sample.end()
             self._samples.append((strategy, sample))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether one strategy has been chosen, for now."""
+        return not self._trying
+
     def _next(self) -> tuple[str, bool]:
         if self._trying and self._number < self._num_tried:
             return self._candidates[self._number % len(self._candidates)], True
