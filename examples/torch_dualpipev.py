@@ -82,6 +82,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--strategy", default="auto", choices=["auto", "serial", "turns", "streams"])
     args = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start it with torchrun, as above: it takes two ranks or more")
+    if args.microbatches < 2 * args.pp:
+        parser.error(f"--microbatches {args.microbatches} is less than the number of stages, {2 * args.pp}")
     device, mesh = start(args.pp)
     if dist.get_rank() == 0:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")

@@ -364,21 +364,21 @@ def test_pairs_of_one_stage_in_ddp_stay_serial(pool4):
 
 
 def run_eval(is_woven):
-    """Step without a backward. (With two stages a rank torch's own runtime fails here.)"""
+    """Step without a backward, and then with one. (With two stages a rank torch's own runtime fails in the first.)"""
     made = Case(2, 4, make=one_stage_a_rank)
     if is_woven:
-        weave_schedule(made.schedule)
+        weave_schedule(made.schedule, strategy="turns")
     x = torch.randn(4 * ROWS, DIM, generator=torch.Generator().manual_seed(made.grid.ep_rank))
     with torch.no_grad():
         output = made.schedule.eval(*((x,) if made.grid.pp_rank == 0 else ()), target=x, losses=(losses := []))
-    return copied([output, losses])
+    return [*copied([output, losses]), *(made.step(number) for number in range(NUM_STEPS))]
 
 
-def test_eval_does_what_it_does_without_weave(pool):
-    """Catches a backward in a schedule that has none."""
-    expected = pool.run(run_eval, False)
-    check_equal(expected, pool.run(run_eval, True))
-    assert len(expected[1][1]) == 4
+def test_eval_does_what_it_does_without_weave(pool4):
+    """Catches a backward in a schedule that has none, and a record of such a pair that later ones are held to."""
+    expected = pool4.run(run_eval, False)
+    check_equal(expected, pool4.run(run_eval, True))
+    assert len(expected[-1][1]) == 4
 
 
 def run_gone():

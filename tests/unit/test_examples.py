@@ -80,3 +80,10 @@ def test_torch_dualpipev_is_equal_to_the_schedule_alone():
     assert result.returncode == 0, result.stderr
     assert "5 pairs a step on rank 0" in result.stdout
     assert "from the schedule alone: 0\n" in result.stdout
+
+
+def test_torch_dualpipev_without_torchrun_says_what_to_do():
+    result = run_example("torch_dualpipev.py")
+    assert result.returncode == 2
+    assert "torchrun" in result.stderr
+    assert "Traceback" not in result.stderr
