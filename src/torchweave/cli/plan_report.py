@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -29,7 +30,15 @@ _STYLES = {
     "title": "bold",
 }
 _MOST_RUNS = 8
+_NARROWEST = 40
+# a grid of more lines is cut, unless all of it is asked for
+MOST_LINES = 120
 _ASCII = str.maketrans({"─": "-", "·": "."})
+
+
+def columns() -> int:
+    """Return how many columns a grid may have."""
+    return max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
 
 
 def plan_lines(plan: Plan, grid: Grid, width: int, max_lines: int | None) -> list[Row]:
