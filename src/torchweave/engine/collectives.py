@@ -8,6 +8,8 @@ Three doors lead from Python into c10d, and each is watched on the threads of st
 - `_c10d_functional` operations and their `wait_tensor`, at the dispatch key BackendSelect: above it, autograd and
   tensor subclasses have done their part, and every caller is seen, from C++ too.
 
+A fourth, autograd's own, is watched for the backward strand, whose weight gradients can wait (`later`).
+
 A turn is taken at waits alone. At an asynchronous start the caller may hold a mutex (DDP's reducer does).
 """
 
@@ -54,6 +56,8 @@ COLLECTIVES = (
 # (whether the peer is the source) by method
 POINT_TO_POINT = {"send": False, "recv": True}
 ANY_SOURCE = "recv_anysource"
+# what `torch.autograd.backward` calls, by this name
+RUN_BACKWARD = "_engine_run_backward"
 END_OF_BLOCK = "_end_coalescing"
 
 # c10d collects a block's operations per group, so that the other strand's would slip into it
@@ -72,7 +76,7 @@ class Interception:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._strands: dict[int, Strand] = {}
-        self._originals: list[tuple[type, str, Any]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
         self._library: torch.library.Library | None = None
         # groups on which other threads issued operations while a pair was recorded; None while none is
         self.foreign: set[str] | None = None
@@ -103,6 +107,7 @@ class Interception:
         self._replace(dist.ProcessGroup, ANY_SOURCE, self._any_source)
         self._replace(dist.ProcessGroup, END_OF_BLOCK, self._end_of_block)
         self._replace(c10d.Work, "wait", self._work_wait)
+        self._replace(torch.autograd, RUN_BACKWARD, self._run_backward)
         self._library = torch.library.Library(_FUNCTIONAL, "IMPL")
         for name, group_at in _functional_operations():
             operation = getattr(getattr(torch.ops, _FUNCTIONAL), name).default
@@ -122,7 +127,7 @@ class Interception:
             self._library._destroy()
             self._library = None
 
-    def _replace(self, owner: type, name: str, make: Callable[[str, Any], Any]) -> None:
+    def _replace(self, owner: Any, name: str, make: Callable[[str, Any], Any]) -> None:
         if name in vars(owner):  # names differ between torch versions
             original = getattr(owner, name)
             # what is put back later is the class's own entry, which binds to its instances; `original` does not
@@ -192,6 +197,17 @@ class Interception:
             return strand.wait_work(work, functools.partial(original, work, *args, **kwargs))
 
         return wait
+
+    def _run_backward(self, _name: str, original: Any) -> Any:
+        strands = self._strands
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            strand = strands.get(get_ident())
+            if strand is None or strand.later is None or not strand.has_waits_left():
+                return original(*args, **kwargs)
+            return strand.later.run_backward(original, args, kwargs)
+
+        return run_backward
 
     def _functional_start(self, operation: Any, name: str, group_at: int) -> Callable[..., Any]:
         strands, channels, below = self._strands, self._channels, _below_backend_select()
