@@ -12,7 +12,7 @@ from typing import Any
 from torchweave.cli.terminal import can_print
 from torchweave.schedule.compare import Candidate, Comparison
 from torchweave.schedule.costs import Costs, in_figures
-from torchweave.schedule.grid import Grid, Row, draw
+from torchweave.schedule.grid import Grid, Row, draw, plain
 from torchweave.schedule.memory import peak_activations
 from torchweave.schedule.plan import Plan
 from torchweave.schedule.simulate import Simulation
@@ -192,13 +192,10 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
 
 def print_rows(rows: Sequence[Row]) -> None:
     """Print lines of segments: coloured on a terminal, plain elsewhere or where NO_COLOR is set."""
-    ascii_only = not can_print("─·")
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        text = plain(rows) if can_print("─·") else plain(rows).translate(_ASCII)
         encoding = sys.stdout.encoding or "ascii"
-        for row in rows:
-            line = "".join(text for text, _ in row).rstrip()
-            line = line.translate(_ASCII) if ascii_only else line
-            sys.stdout.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         return
     from rich.console import Console
     from rich.text import Text
