@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -114,8 +115,13 @@ def comparison_lines(found: Comparison) -> list[Row]:
     lines: list[Row] = [[(f"{title}{found.costs}", "title")], []]
     lines += [[(line.text, "title" if number == 0 else "")] for number, line in enumerate(aligned([head, *rows]))]
     lines += [[]] if found.refused else []
-    lines += [[(f"{name}: {reason}", "idle")] for name, reason in found.refused]
-    return [*lines, [], [(found.advice, "title")]]
+    for name, reason in found.refused:
+        lines += _wrapped(f"{name}: {reason}", "idle")
+    return [*lines, [], *_wrapped(found.advice, "title")]
+
+
+def _wrapped(text: str, style: str) -> list[Row]:
+    return [[(line, style)] for line in textwrap.wrap(text, columns(), subsequent_indent="  ", break_on_hyphens=False)]
 
 
 def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
