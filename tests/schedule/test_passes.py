@@ -16,8 +16,8 @@ from torchweave.schedule.passes import (
     only_compute,
     split_backward,
     take_pairs_apart,
-    transfer_of,
 )
+from torchweave.schedule.transfers import transfer_of
 
 plans = st.builds(
     lambda name, half, rounds: build(name, 2 * half, 4 * half * rounds),
@@ -101,9 +101,11 @@ def test_transfers_have_one_order_over_all_ranks(plan):
         for action, rank in heads.items():
             if action.kind in SENDS:
                 leaf = action._replace(kind="F" if action.kind == "SEND_F" else "B")
-                _, receive, receiver = transfer_of(leaf, plan)
-                if heads.get(receive) == receiver:
-                    places[rank], places[receiver], moved = places[rank] + 1, places[receiver] + 1, True
+                transfer = transfer_of(leaf, plan)
+                if heads.get(transfer.receive) == transfer.receiver:
+                    places[rank] += 1
+                    places[transfer.receiver] += 1
+                    moved = True
                     break
         assert moved, [str(action) for action in heads]
 

@@ -7,6 +7,7 @@ compares them with the record, and asks its `Conduct` when it may issue and whet
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torchweave.engine import reads
 from torchweave.engine.channels import Channel
 from torchweave.engine.later import Later
 from torchweave.engine.order import REGION, WAIT, Record, Step
@@ -119,6 +121,13 @@ class Strand:
             # the whole operation has ended by then: its other results need no crossing of their own
             self._tensors.pop(one.untyped_storage()._cdata, None)
         return self._cross((WAIT, ordinal), wait)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a device's tensor to the host, and let the other strand go on meanwhile."""
+        target, is_there = reads.begin_read(tensor)
+        wait = functools.partial(reads.finish_read, is_there, self.conduct.patience_s, self.name)
+        self._cross((WAIT, _ELSEWHERE), wait)
+        return target
 
     @contextlib.contextmanager
     def region(self, *, holds_turn: bool) -> Iterator[None]:

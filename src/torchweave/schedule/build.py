@@ -18,6 +18,8 @@ from torchweave.schedule.zerobubble import zb_h1, zbv
 
 Rows = tuple[tuple[Action, ...], ...]
 
+_MOST = 4_000_000
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -40,10 +42,10 @@ def build(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | No
     """Build a schedule.
 
     Args:
-        name: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev or dualpipe.
+        name: gpipe, 1f1b, interleaved, interleaved-pairs, zb-h1, zbv, dualpipev or dualpipe.
         num_ranks: Ranks of the pipeline.
         num_microbatches: Microbatches of a step, of both directions together.
-        num_chunks: Stages on each rank; only interleaved leaves a choice (default 2).
+        num_chunks: Stages on each rank; only the interleaved ones leave a choice (default 2).
 
     Returns:
         The plan, of computing actions alone.
@@ -65,6 +67,12 @@ def build(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | No
         rule, remedy = refusal
         raise UsageError(rule, given=f"{num_ranks} ranks and {num_microbatches} microbatches", remedy=remedy)
     chunks = recipe.num_chunks or num_chunks or 2
+    if num_ranks * num_microbatches * chunks > _MOST:
+        raise UsageError(
+            f"A plan of more than {_MOST:,} forwards does not fit into memory",
+            given=f"{num_ranks} ranks, {num_microbatches} microbatches and {chunks} chunks",
+            remedy="take fewer microbatches: what follows in the steady state repeats",
+        )
     rows = recipe.rows(num_ranks, num_microbatches, chunks)
     return Plan(name, rows, recipe.placement(num_ranks, chunks), num_microbatches)
 
@@ -96,6 +104,7 @@ def _recipes() -> dict[str, Recipe]:
         "gpipe": Recipe(lambda r, m, _: gpipe(r, m), _loop, 1, _always),
         "1f1b": Recipe(lambda r, m, _: one_f_one_b(r, m), _loop, 1, _always),
         "interleaved": Recipe(interleaved, _loop, None, _even_rounds),
+        "interleaved-pairs": Recipe(lambda r, m, c: interleaved(r, m, c, pairs=True), _loop, None, _even_rounds),
         "zb-h1": Recipe(lambda r, m, _: zb_h1(r, m), _loop, 1, _always),
         "zbv": Recipe(lambda r, m, _: zbv(r, m), _v, 2, _always),
         "dualpipev": Recipe(lambda r, m, _: dualpipev(r, m), _v, 2, _enough_for_v),

@@ -6,22 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torchweave.schedule.action import (
-    BACKWARD,
-    COMPUTE,
-    FORWARD,
-    GRADIENT,
-    INPUT,
-    RECV_B,
-    RECV_F,
-    REDUCE_GRAD,
-    SEND_B,
-    SEND_F,
-    WEIGHT,
-    Action,
-    pair,
-)
-from torchweave.schedule.plan import Done, Plan, inputs_of, result_of
+from torchweave.schedule.action import BACKWARD, COMPUTE, FORWARD, INPUT, REDUCE_GRAD, WEIGHT, Action, pair
+from torchweave.schedule.plan import Plan, Result, result_of
+from torchweave.schedule.transfers import transfer_of
+from torchweave.schedule.walk import Walk, gifts_of, needs_of
 
 
 def only_compute(plan: Plan) -> Plan:
@@ -64,47 +52,37 @@ def merge_pairs(plan: Plan) -> Plan:
     """Return the plan with a forward and a backward that stand side by side as a pair, wherever that cannot block.
 
     A pair begins when both its halves can. Where a rank would wait for one half while another rank waits for the
-    other, the two stay apart.
+    other, the two stay apart. That nothing blocks does not make it faster: in 1F1B a pair often waits longer than its
+    halves would (`simulate` tells), and a schedule made for pairs is better: interleaved-pairs, dualpipev, dualpipe.
 
     Args:
         plan: A valid plan of computing actions.
     """
-    rows = [_paired(row) for row in plan.ranks]
-    places, done = [0] * plan.num_ranks, set[Done]()
-
-    def is_ready(leaf: Action) -> bool:
-        return all(wanted in done for wanted in inputs_of(leaf, plan.num_stages))
-
-    while any(place < len(row) for place, row in zip(places, rows, strict=True)):
-        moved = False
-        for rank, row in enumerate(rows):
-            while places[rank] < len(row) and all(is_ready(leaf) for leaf in row[places[rank]].leaves()):
-                done.update(result_of(leaf) for leaf in row[places[rank]].leaves())
-                places[rank], moved = places[rank] + 1, True
-        if not moved:
-            _part_one(rows, places, is_ready)
+    rows = [_side_by_side(row) for row in plan.ranks]
+    walk = Walk(rows, lambda action: needs_of(action, plan.num_stages), gifts_of)
+    while True:
+        for _ in walk:
+            pass
+        waiting = next(((rank, a) for rank, a in walk.heads() if any(walk.missing(h) is None for h in a.parts)), None)
+        if waiting is None:
+            break
+        rank, action = waiting
+        place = walk.places[rank]
+        rows[rank][place : place + 1] = sorted(action.parts, key=lambda half: walk.missing(half) is not None)
+        walk.look_again(rank)
     return replace(plan, ranks=tuple(tuple(row) for row in rows))
 
 
-def _paired(row: Sequence[Action]) -> list[Action]:
+def _side_by_side(row: Sequence[Action]) -> list[Action]:
+    """Return a rank's actions with every neighbouring F and B of two microbatches as a pair, from the left."""
     paired: list[Action] = []
     for action in row:
         last = paired[-1] if paired else None
-        if last is not None and last.microbatch != action.microbatch and {last.kind, action.kind} == {"F", "B"}:
+        if last and last.microbatch != action.microbatch and {last.kind, action.kind} == {FORWARD, BACKWARD}:
             paired[-1] = pair(last, action) if last.kind == FORWARD else pair(action, last)
         else:
             paired.append(action)
     return paired
-
-
-def _part_one(rows: list[list[Action]], places: list[int], is_ready: Callable[[Action], bool]) -> None:
-    """Take one pair apart that waits for one of its halves while the other one could run."""
-    for row, place in zip(rows, places, strict=True):
-        leaves = row[place].leaves() if place < len(row) else ()
-        if len(leaves) == 2 and any(map(is_ready, leaves)):
-            row[place : place + 1] = sorted(leaves, key=is_ready, reverse=True)
-            return
-    raise AssertionError("a plan that was checked cannot block without a pair")
 
 
 def add_reduce_grad(plan: Plan) -> Plan:
@@ -135,58 +113,32 @@ def add_send_recv(plan: Plan) -> Plan:
     hands over without a transfer.
 
     Args:
-        plan: A plan of computing actions, perhaps with REDUCE_GRAD.
-
-    Raises:
-        ValueError: The plan blocks; `check` says where.
+        plan: A valid plan of computing actions, perhaps with REDUCE_GRAD.
 
     Source: the idea is that of torch.distributed.pipelining.
     """
     rows: list[list[Action]] = [[] for _ in plan.ranks]
     places = [0] * plan.num_ranks
-    here: list[set[Done]] = [set() for _ in plan.ranks]  # what each rank has
+    here: list[set[Result]] = [set() for _ in plan.ranks]  # what each rank has
     waiting = [rank for rank, row in enumerate(plan.ranks) if row]
     while waiting:
         before = sum(places)
         for rank in waiting:
             action = plan.ranks[rank][places[rank]]
-            if not all(_is_here(leaf, here[rank], plan.num_stages) for leaf in action.leaves()):
+            if not here[rank].issuperset(needs_of(action, plan.num_stages)):
                 continue
             places[rank] += 1
             rows[rank].append(action)
             for leaf in action.leaves():
                 here[rank].add(result_of(leaf))
                 if transfer := transfer_of(leaf, plan):
-                    send, receive, receiver = transfer
-                    rows[rank].append(send)
-                    rows[receiver].append(receive)
-                    here[receiver].add(result_of(leaf))
+                    rows[rank].append(transfer.send)
+                    rows[transfer.receiver].append(transfer.receive)
+                    here[transfer.receiver].add(result_of(leaf))
         if sum(places) == before:
-            raise ValueError(f"{plan.name} blocks; torchweave.schedule.check.check says where")
+            raise ValueError(f"{plan.name} blocks; torchweave.schedule.check says where")
         waiting = [rank for rank in waiting if places[rank] < len(plan.ranks[rank])]
     return replace(plan, ranks=tuple(tuple(row) for row in rows))
-
-
-def transfer_of(leaf: Action, plan: Plan) -> tuple[Action, Action, int] | None:
-    """Return the SEND and the RECV that a computing action causes, and the receiving rank; None if it causes none.
-
-    Args:
-        leaf: An action that is no pair.
-        plan: Says where the stages stand.
-    """
-    target = leaf.stage + (1 if leaf.kind == FORWARD else -1)
-    if leaf.kind not in (FORWARD, *GRADIENT) or leaf.microbatch is None or not 0 <= target < plan.num_stages:
-        return None
-    receiver = plan.rank_of(target, leaf.microbatch)
-    if receiver == plan.rank_of(leaf.stage, leaf.microbatch):
-        return None
-    if leaf.kind == FORWARD:
-        return leaf._replace(kind=SEND_F), Action(target, RECV_F, leaf.microbatch), receiver
-    return leaf._replace(kind=SEND_B), Action(target, RECV_B, leaf.microbatch), receiver
-
-
-def _is_here(leaf: Action, here: set[Done], num_stages: int) -> bool:
-    return leaf.kind not in COMPUTE or all(wanted in here for wanted in inputs_of(leaf, num_stages))
 
 
 def _by_rank(plan: Plan, change: Callable[[Sequence[Action]], list[Action]]) -> Plan:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from torchweave.schedule.action import COMPUTE, FORWARD, GRADIENT, WEIGHT, Action, leaves
+from torchweave.schedule.action import BACKWARD, COMPUTE, FORWARD, INPUT, WEIGHT, Action, leaves
 
 Rows = tuple[tuple[Action, ...], ...]
+# what another action can wait for: F the output of a stage, I the gradient of its input, W that of its weights; with
+# the stage and the microbatch
+Result = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Plan:
         """2 if microbatches come from both ends, else 1."""
         return len(self.placement)
 
+    def has(self, stage: int, microbatch: int | None) -> bool:
+        """Return whether there are such a stage and such a microbatch."""
+        return 0 <= stage < self.num_stages and microbatch is not None and 0 <= microbatch < self.num_microbatches
+
     def direction_of(self, microbatch: int) -> int:
         """Return 0 for a microbatch that enters at rank 0's end, 1 for one that enters at the last rank's."""
         return microbatch * self.num_directions // self.num_microbatches
@@ -64,43 +70,26 @@ class Plan:
         """Return the stages that stand on a rank, ascending; over both directions."""
         return tuple(sorted({s for ranks in self.placement for s, home in enumerate(ranks) if home == rank}))
 
-    def stage_at(self, rank: int, direction: int) -> tuple[int, ...]:
-        """Return the stages that stand on a rank for the microbatches of one direction, ascending."""
-        return tuple(s for s, home in enumerate(self.placement[direction]) if home == rank)
 
-
-class Done(NamedTuple):
-    """A result that another action can wait for: of F, of the gradient of a stage's input, or of W."""
-
-    kind: str
-    stage: int
-    microbatch: int | None
-
-
-def result_of(leaf: Action) -> Done:
+def result_of(leaf: Action) -> Result:
     """Return what a computing action gives; B and I give the same to the stage before."""
-    return Done("I" if leaf.kind in GRADIENT else leaf.kind, leaf.stage, leaf.microbatch)
+    return (INPUT if leaf.kind == BACKWARD else leaf.kind, leaf.stage, leaf.microbatch)
 
 
-def inputs_of(leaf: Action, num_stages: int) -> tuple[Done, ...]:
+def inputs_of(leaf: Action, num_stages: int) -> tuple[Result, ...]:
     """Return the results that a computing action needs: its neighbour's, and those of its own stage.
 
     Args:
         leaf: An F, B, I or W action.
         num_stages: The number of stages of the model.
     """
-    stage, microbatch = leaf.stage, leaf.microbatch
-    if leaf.kind == FORWARD:
-        return (Done("F", stage - 1, microbatch),) if stage else ()
-    if leaf.kind == WEIGHT:
-        return (Done("I", stage, microbatch),)
-    own = Done("F", stage, microbatch)
-    return (Done("I", stage + 1, microbatch), own) if stage < num_stages - 1 else (own,)
-
-
-def computing(actions: Iterable[Action]) -> Iterator[Action]:
-    """Yield the actions that compute, without point-to-point and FSDP's."""
-    return (action for action in actions if action.kind in COMPUTE)
+    stage, kind, microbatch, _ = leaf
+    if kind == FORWARD:
+        return ((FORWARD, stage - 1, microbatch),) if stage else ()
+    if kind == WEIGHT:
+        return ((INPUT, stage, microbatch),)
+    own = (FORWARD, stage, microbatch)
+    return ((INPUT, stage + 1, microbatch), own) if stage < num_stages - 1 else (own,)
 
 
 def placed(name: str, rows: Sequence[Sequence[Action]]) -> Plan:
