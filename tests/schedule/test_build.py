@@ -94,6 +94,7 @@ def test_every_microbatch_meets_every_stage_on_the_rank_that_has_it(name):
         (("zbv", 4, 8, 3), "has 2 stages on each rank"),
         (("1f1b", 4, 8, 2), "has 1 stage on each rank"),
         (("dualpip", 4, 8), "one of gpipe"),
+        (("1f1b", 1_000_000, 1_000_000), "does not fit into memory"),
     ],
 )
 def test_impossible_numbers_are_refused_with_a_remedy(words, rule):

@@ -148,6 +148,14 @@ def test_svg_needs_pipeline(capsys):
     assert "add `--pipeline`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option", ["--html x", "--perfetto x", "--between forward backward", "--window 1..2", "--range x"]
+)
+def test_options_of_a_diagnosis_are_refused_and_not_ignored(option, capsys):
+    assert main(["why", "--pipeline", str(TRACES[0]), *option.split()]) == EXIT_USAGE
+    assert "belongs to a diagnosis" in capsys.readouterr().err
+
+
 def test_the_picture_of_the_docs_is_what_the_command_draws(tmp_path):
     assert main(["why", "--pipeline", *map(str, TRACES), "--svg", str(tmp_path / "step.svg")]) == 0
     docs = Path(__file__).parents[2] / "docs" / "pictures" / "pipeline.svg"

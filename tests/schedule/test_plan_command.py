@@ -1,6 +1,9 @@
 """`torchweave plan` as a user runs it."""
 
+import contextlib
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -138,6 +141,24 @@ def test_a_terminal_without_unicode_gets_other_characters():
     command = [sys.executable, "-m", "torchweave", *words]
     result = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
     assert b"0F0 0F1 ....... 0B0---- " in result.stdout
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_colours_unless_it_wants_none(no_color):
+    ours, theirs = pty.openpty()
+    environment = {"PYTHONPATH": ":".join(sys.path), "COLUMNS": "80", "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    environment |= {"NO_COLOR": "1"} if no_color else {}
+    command = [sys.executable, "-m", "torchweave", "plan", "1f1b", "--ranks", "2", "--microbatches", "2"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal whose program has left
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert (b"\x1b[" in shown) != no_color
+    assert b"0F0" in shown
 
 
 def test_neither_torch_nor_numpy_is_needed_to_print_a_plan():

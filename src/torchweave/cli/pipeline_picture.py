@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -25,8 +25,6 @@ from torchweave.schedule.simulate import Simulation, Span, timeline
 from torchweave.schedule.svg import Panel, picture
 from torchweave.trace.read import read
 from torchweave.trace.timeline import Timeline
-
-_MOST_LINES, _NARROWEST = 120, 40
 
 
 def show(files: Sequence[Path], *, as_json: bool, svg: Path | None) -> None:
@@ -51,8 +49,7 @@ def show(files: Sequence[Path], *, as_json: bool, svg: Path | None) -> None:
     if as_json:
         print(json.dumps(_record(measured, predicted)))
         return
-    width = max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
-    rows = report.plan_lines(measured.plan, in_time(measured), width, _MOST_LINES)
+    rows = report.plan_lines(measured.plan, in_time(measured), report.columns(), report.MOST_LINES)
     report.print_rows([*rows, [], *_lines(measured, predicted)])
 
 
@@ -126,8 +123,13 @@ def _lines(measured: Simulation, predicted: Simulation | None) -> list[Row]:
     rows = [(str(rank), in_figures(busy), f"{share:.1%}", str(peak)) for rank, (busy, share, peak) in enumerate(ranks)]
     lines: list[Row] = [[(f"measured: {_head(measured)}", "title")]]
     lines += [[(line.text, "title" if number == 0 else "")] for number, line in enumerate(aligned([head, *rows]))]
-    medians = "  ".join(f"{kind} {in_figures(time)}" for kind, time in sorted(_medians(measured).items()))
-    lines += [[], [("median ms of stage and kind: ", "title"), (medians, "")]]
+    medians = "  ".join(
+        f"{kind}:\N{NO-BREAK SPACE}{in_figures(time)}" for kind, time in sorted(_medians(measured).items())
+    )
+    lines += [[], [("median ms of each kind of action at each stage", "title")]]
+    lines += [
+        [(line, "")] for line in textwrap.wrap(medians, report.columns(), initial_indent="  ", subsequent_indent="  ")
+    ]
     if predicted is None:
         return [*lines, [("not simulated: actions of some ranks or microbatches are not in these traces", "idle")]]
     off = predicted.step_time / measured.step_time - 1 if measured.step_time else 0.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 EXIT_FAULTS = 1
 COMPARE = "compare"
-# a grid of more lines is cut, unless --whole
-_MOST_LINES = 120
-_NARROWEST = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the plan for torch's _load_csv")
     parser.add_argument("--comms", action="store_true", help="with --csv: with sends and receives (compute_comms)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--whole", action="store_true", help=f"print all of a grid of more than {_MOST_LINES} lines")
+    parser.add_argument("--whole", action="store_true", help="print all of a long grid")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -178,9 +174,8 @@ def _show(args: argparse.Namespace, plan: Plan, costs: Costs | None) -> None:
     if args.json:
         print(json.dumps(report.plan_record(plan, costs, woven, serial)))
         return
-    width = max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
     grid = in_time(woven) if woven is not None else slots(plan)
-    rows = report.plan_lines(plan, grid, width, None if args.whole else _MOST_LINES)
+    rows = report.plan_lines(plan, grid, report.columns(), None if args.whole else report.MOST_LINES)
     if woven is None:
         rows += [[], *report.memory_lines(peak_activations(plan))]
     else:

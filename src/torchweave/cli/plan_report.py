@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from torchweave.cli.terminal import can_print
 from torchweave.schedule.compare import Candidate, Comparison
 from torchweave.schedule.costs import Costs, in_figures
-from torchweave.schedule.grid import Grid, Row, draw
+from torchweave.schedule.grid import Grid, Row, draw, plain
 from torchweave.schedule.memory import peak_activations
 from torchweave.schedule.plan import Plan
 from torchweave.schedule.simulate import Simulation
@@ -29,7 +31,15 @@ _STYLES = {
     "title": "bold",
 }
 _MOST_RUNS = 8
+_NARROWEST = 40
+# a grid of more lines is cut, unless all of it is asked for
+MOST_LINES = 120
 _ASCII = str.maketrans({"─": "-", "·": "."})
+
+
+def columns() -> int:
+    """Return how many columns a grid may have."""
+    return max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST)
 
 
 def plan_lines(plan: Plan, grid: Grid, width: int, max_lines: int | None) -> list[Row]:
@@ -105,8 +115,13 @@ def comparison_lines(found: Comparison) -> list[Row]:
     lines: list[Row] = [[(f"{title}{found.costs}", "title")], []]
     lines += [[(line.text, "title" if number == 0 else "")] for number, line in enumerate(aligned([head, *rows]))]
     lines += [[]] if found.refused else []
-    lines += [[(f"{name}: {reason}", "idle")] for name, reason in found.refused]
-    return [*lines, [], [(found.advice, "title")]]
+    for name, reason in found.refused:
+        lines += _wrapped(f"{name}: {reason}", "idle")
+    return [*lines, [], *_wrapped(found.advice, "title")]
+
+
+def _wrapped(text: str, style: str) -> list[Row]:
+    return [[(line, style)] for line in textwrap.wrap(text, columns(), subsequent_indent="  ", break_on_hyphens=False)]
 
 
 def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
@@ -183,13 +198,10 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
 
 def print_rows(rows: Sequence[Row]) -> None:
     """Print lines of segments: coloured on a terminal, plain elsewhere or where NO_COLOR is set."""
-    ascii_only = not can_print("─·")
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        text = plain(rows) if can_print("─·") else plain(rows).translate(_ASCII)
         encoding = sys.stdout.encoding or "ascii"
-        for row in rows:
-            line = "".join(text for text, _ in row).rstrip()
-            line = line.translate(_ASCII) if ascii_only else line
-            sys.stdout.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         return
     from rich.console import Console
     from rich.text import Text

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     window = parse_window(args.window)
     files = find_traces(args.traces)
     if args.pipeline:
+        _refuse_beside_pipeline(args)
         from torchweave.cli import pipeline_picture
 
         pipeline_picture.show(files, as_json=args.json, svg=args.svg)
@@ -72,6 +73,15 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_UNREADABLE
     lost = any(diagnosis.verdict not in ("overlapped", "nothing_to_overlap") for diagnosis in found.diagnoses)
     return EXIT_LOST if lost else 0
+
+
+def _refuse_beside_pipeline(args: argparse.Namespace) -> None:
+    """Refuse what belongs to a diagnosis, which `--pipeline` does not make."""
+    for option, name in (("html",) * 2, ("perfetto",) * 2, ("between",) * 2, ("window",) * 2, ("range", "range_name")):
+        if getattr(args, name) is not None:
+            raise UsageError(
+                f"`--{option}` belongs to a diagnosis", given="`--pipeline` beside it", remedy="run the two one by one"
+            )
 
 
 def parse_window(text: str | None) -> tuple[float, float] | None:

@@ -35,6 +35,7 @@ class Decision(NamedTuple):
         refusals: Why a strategy cannot run this kind, by its name; "" where it can.
         stateful: Modules that remember in which pass they are.
         steps_optimizer: Whether an optimizer stepped inside the backward.
+        weights_wait: Whether the backward's weight gradients may wait for the next communication to start.
         places: Where forward and backward are defined.
         trial: What `auto` takes.
     """
@@ -47,6 +48,7 @@ class Decision(NamedTuple):
     refusals: dict[str, str]
     stateful: tuple[weakref.ref[nn.Module], ...]
     steps_optimizer: bool
+    weights_wait: bool
     places: tuple[str, str]
     trial: Trial
 
@@ -107,6 +109,8 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         refusals,
         tuple(weakref.ref(module) for module in hazards.stateful),
         hazards.steps_optimizer,
+        # FSDP2 reduces a module's gradients when it has left its backward; others communicate from a weight's hook
+        not hazards.stateful and not hazards.steps_optimizer and not conduct.weights_communicate,
         (defined_at(strands.forward.call), defined_at(strands.backward.call)),
         # what weaves comes first: it is tried at once
         Trial((*candidates, SERIAL), why_not[WEAVING[0]], share, conduct.limit_s),

@@ -25,6 +25,7 @@ from torchweave.engine.conduct import Conduct, Recording
 from torchweave.engine.hazards import Hazards
 from torchweave.engine.kinds import Fingerprint, Kinds
 from torchweave.engine.lanes import Lanes
+from torchweave.engine.later import Later
 from torchweave.engine.observe import Log
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
 from torchweave.engine.roll import Roll
@@ -136,6 +137,7 @@ class Engine:
         if chosen == SERIAL:
             return self._serially(forward, backward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
+        strands.backward.later = Later() if decision.weights_wait else None
         refuse = functools.partial(_refuse_optimizer, strands.backward, self.interception)
         hook = None if decision.steps_optimizer else register_optimizer_step_pre_hook(refuse)
         try:

@@ -18,6 +18,8 @@ from torchweave.schedule.zerobubble import zb_h1, zbv
 
 Rows = tuple[tuple[Action, ...], ...]
 
+_MOST = 4_000_000
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -65,6 +67,12 @@ def build(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | No
         rule, remedy = refusal
         raise UsageError(rule, given=f"{num_ranks} ranks and {num_microbatches} microbatches", remedy=remedy)
     chunks = recipe.num_chunks or num_chunks or 2
+    if num_ranks * num_microbatches * chunks > _MOST:
+        raise UsageError(
+            f"A plan of more than {_MOST:,} forwards does not fit into memory",
+            given=f"{num_ranks} ranks, {num_microbatches} microbatches and {chunks} chunks",
+            remedy="take fewer microbatches: what follows in the steady state repeats",
+        )
     rows = recipe.rows(num_ranks, num_microbatches, chunks)
     return Plan(name, rows, recipe.placement(num_ranks, chunks), num_microbatches)
 

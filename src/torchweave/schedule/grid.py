@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -203,14 +203,9 @@ def _said(grid: Grid, begin: int, end: int) -> str:
     return f"time {in_figures(first)} to {in_figures(last)} of {in_figures(whole)}"
 
 
-def plain(lines: Sequence[Row], replaced: Callable[[str], str] = str) -> str:
-    """Return lines as text.
-
-    Args:
-        lines: The lines.
-        replaced: What to do with each line, such as replacing characters that cannot be printed.
-    """
-    return "".join(replaced("".join(text for text, _ in line)).rstrip() + "\n" for line in lines)
+def plain(lines: Sequence[Row]) -> str:
+    """Return lines as text without styles."""
+    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
 
 
 def marked(plan: Plan, faults: Sequence[Fault]) -> str:

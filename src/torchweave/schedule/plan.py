@@ -70,10 +70,6 @@ class Plan:
         """Return the stages that stand on a rank, ascending; over both directions."""
         return tuple(sorted({s for ranks in self.placement for s, home in enumerate(ranks) if home == rank}))
 
-    def stage_at(self, rank: int, direction: int) -> tuple[int, ...]:
-        """Return the stages that stand on a rank for the microbatches of one direction, ascending."""
-        return tuple(s for s, home in enumerate(self.placement[direction]) if home == rank)
-
 
 def result_of(leaf: Action) -> Result:
     """Return what a computing action gives; B and I give the same to the stage before."""
