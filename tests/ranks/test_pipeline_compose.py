@@ -43,14 +43,14 @@ class Even(nn.Module):
         return x + self.outer(torch.tanh(self.inner(x)))
 
 
-def data_parallel(schedule, wrap, gradient_of, exact):
+def data_parallel(schedule, wrap, gradient_of, exact, strategy="auto"):
     pp, dp, mesh = grid()
     mine = tw.pipeline.stages_of(schedule, pp.rank(), 2)
     num_stages = 4 if schedule != "zb-h1" else 2
     # FSDP2 itself allows no change of an input in place
     whole, own = (blocks(num_stages) if exact else [Even(index) for index in range(num_stages)] for _ in range(2))
     chunks = [wrap(own[index], dp, mesh) for index in mine]
-    pipeline = tw.pipeline.build(chunks, schedule, group=pp)
+    pipeline = tw.pipeline.build(chunks, schedule, group=pp, strategy=strategy)
     for step in range(2):
         x, y = data(COUNT, step + 10 * dp.rank())
         pipeline.step(x, y, num_microbatches=COUNT, loss_fn=mse)
@@ -82,13 +82,14 @@ def gathered_gradient(parameter):
     return parameter.grad.full_tensor()
 
 
-@pytest.mark.parametrize("schedule", ["dualpipev", "zb-h1"])
-def test_ddp(pool4, schedule):
-    pool4.run(data_parallel, schedule, with_ddp, plain_gradient, True)
+@pytest.mark.parametrize(("schedule", "strategy"), [("dualpipev", "auto"), ("dualpipev", "turns"), ("zb-h1", "auto")])
+def test_ddp(pool4, schedule, strategy):
+    pool4.run(data_parallel, schedule, with_ddp, plain_gradient, True, strategy)
 
 
-def test_fsdp2(pool4):
-    pool4.run(data_parallel, "dualpipev", with_fsdp, gathered_gradient, False)
+@pytest.mark.parametrize("strategy", ["auto", "turns"])
+def test_fsdp2(pool4, strategy):
+    pool4.run(data_parallel, "dualpipev", with_fsdp, gathered_gradient, False, strategy)
 
 
 def ddp_where_it_cannot_be():
