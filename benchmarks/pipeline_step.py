@@ -3,9 +3,12 @@
     python benchmarks/pipeline_step.py --out benchmarks/results/pipeline_step.json
 
 Each rank measures what the actions of its stages cost alone, while the other ranks do the same beside it; the simulator
-makes step times of that; and the steps themselves are measured, the schedules and strategies in turn, round by round.
-Needs a core for each rank: on a machine that is busy with something else the numbers say nothing, and the file says how
-far the rounds lie apart.
+makes step times of that; and the steps themselves are measured, the strategies in turn, round by round.
+
+By default computation sleeps: it takes its time and no processor, so that a busy machine matters little, and what is
+tried is whether runner, weave and simulator wait for the same things. `--computation model` computes a
+mixture-of-experts model, and needs a core for each rank that nobody else uses. The file says how far the rounds lie
+apart, and how busy the machine was.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ def main() -> None:
     add("--microbatches", type=int, default=8)
     add("--rounds", type=int, default=9)
     add("--layers", type=int, default=4)
-    add("--hidden", type=int, default=512)
-    add("--tokens", type=int, default=512, help="in a microbatch, in sequences of 128")
-    add("--link-gbps", type=float, default=0.8, help="speed of the simulated link under all communication")
+    add("--hidden", type=int, default=256)
+    add("--tokens", type=int, default=256, help="in a microbatch, in sequences of 128")
+    add("--computation", choices=["sleep", "model"], default="sleep")
+    add("--link-gbps", type=float, default=0.1, help="speed of the simulated link under all communication")
     add("--schedules", nargs="+", default=list(SCHEDULES))
     args = parser.parse_args()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -87,18 +91,17 @@ def rank_main(rank: int, args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-_SHOWN = ("ranks", "microbatches", "rounds", "layers", "hidden", "tokens", "link_gbps")
+_SHOWN = ("ranks", "microbatches", "rounds", "layers", "hidden", "tokens", "computation", "link_gbps")
 
 
 def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, link: SimulatedLink) -> list[dict]:
     """Return a row for the serial and for the woven step of a schedule."""
     stages = [tw.pipeline.stages_of(schedule, other, args.ranks) for other in range(args.ranks)]
     num_stages = 1 + max(map(max, stages))
-    sizes = ModelSizes(args.layers, args.hidden, args.hidden, 2, 1, 128)
-    model = MoeLanguageModel(sizes, alone, dtype=torch.float32, device=torch.device("cpu"))
-    mine = {index: part for index, part in enumerate(parts_of(model, num_stages)) if index in stages[dist.get_rank()]}
+    parts = (Sleeper if args.computation == "sleep" else Model).parts(args, num_stages, alone)
+    mine = {index: part for index, part in enumerate(parts) if index in stages[dist.get_rank()]}
     costs, p2p = costs_of(mine, num_stages, args, link)
-    text = torch.randint(256, (args.microbatches * args.tokens // 128, 129))
+    inputs, targets = parts[0].batch(args.microbatches)
     chunks = list(mine.values())
     pipelines = {name: tw.pipeline.build(chunks, schedule, strategy=name) for name in ("serial", "turns")}
     plan = only_compute(pipelines["serial"].plan(args.microbatches))
@@ -110,10 +113,10 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
             dist.barrier()
             begin = time.perf_counter()
             pipelines[strategy].step(
-                text[:, :-1],
-                text[:, 1:],
+                inputs,
+                targets,
                 num_microbatches=args.microbatches,
-                loss_fn=next_byte_loss,
+                loss_fn=parts[0].loss_fn,
                 keep_outputs=False,
             )
             if number >= 2:
@@ -140,7 +143,7 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
 
 
 def costs_of(
-    mine: dict[int, ModelPart], num_stages: int, args: argparse.Namespace, link: SimulatedLink
+    mine: dict[int, Model | Sleeper], num_stages: int, args: argparse.Namespace, link: SimulatedLink
 ) -> tuple[Costs, float]:
     """Return what each stage's actions cost, ms; the ranks measure at once, as they compute at once in a step."""
     own = {index: stage_costs(part, args, link) for index, part in mine.items()}
@@ -154,31 +157,120 @@ def costs_of(
     return Costs(**columns, p2p=p2p, recovered=min(1.0, max(0.0, share))), p2p
 
 
-def stage_costs(part: ModelPart, args: argparse.Namespace, link: SimulatedLink) -> dict[str, float]:
+def stage_costs(part: Model | Sleeper, args: argparse.Namespace, link: SimulatedLink) -> dict[str, float]:
     """Return computation and communication of F, B, I and W, ms."""
-    run = Alone(part, args)
-    whole = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B", "I")}
+    run = Alone(part)
+    whole = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B")}
     with link.mute():
         alone = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B", "I", "W")}
     return {
         **alone,
         "comm": max(0.0, whole["F"] - alone["F"]),
-        "comm_backward": max(0.0, statistics.mean([whole["B"] - alone["B"], whole["I"] - alone["I"]])),
+        # a first stage has no inputs with gradients: its I is nothing, and all of its backward waits for W
+        "comm_backward": max(0.0, whole["B"] - alone["B"]),
     }
+
+
+class Model(ModelPart):
+    """A stage that computes: layers of a mixture-of-experts model, whose experts are behind the link."""
+
+    loss_fn = staticmethod(next_byte_loss)
+
+    @staticmethod
+    def parts(args: argparse.Namespace, num_stages: int, alone: dist.ProcessGroup) -> list[Model]:
+        sizes = ModelSizes(args.layers, args.hidden, args.hidden, 2, 1, 128)
+        model = MoeLanguageModel(sizes, alone, dtype=torch.float32, device=torch.device("cpu"))
+        found = parts_of(model, num_stages)
+        for part in found:
+            part.__class__ = Model
+            part.rows, part.hidden = args.tokens // 128, args.hidden
+        return found
+
+    def batch(self, num_microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
+        text = torch.randint(256, (num_microbatches * self.rows, 129))
+        return text[:, :-1], text[:, 1:]
+
+    def enters(self) -> torch.Tensor:
+        return self.batch(1)[0] if self.is_first else torch.randn(self.rows, 128, self.hidden, requires_grad=True)
+
+
+class Nap(torch.autograd.Function):
+    """Computation that takes its time and no processor, twice as long backward."""
+
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(2 * ctx.seconds)
+        return gradient * 1.0, None
+
+
+class Exchange(torch.autograd.Function):
+    """An all-to-all over the link."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        out = torch.empty_like(gradient)
+        dist.all_to_all_single(out, gradient.contiguous(), group=ctx.group)
+        return out, None
+
+
+class Sleeper(torch.nn.Module):
+    """A stage that sleeps, exchanges over the link, sleeps, exchanges back, and so on, as layers of experts do."""
+
+    NAP_S = 0.02
+
+    def __init__(self, args: argparse.Namespace, index: int, num_stages: int, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group, self.shape = group, (args.tokens, args.hidden)
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.exchanges = 2 * (args.layers // num_stages)
+        self.scale = torch.nn.Parameter(torch.ones(args.hidden))
+
+    @staticmethod
+    def parts(args: argparse.Namespace, num_stages: int, alone: dist.ProcessGroup) -> list[Sleeper]:
+        return [Sleeper(args, index, num_stages, alone) for index in range(num_stages)]
+
+    @staticmethod
+    def loss_fn(output: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        return output.square().mean() if target is None else (output - target).square().mean()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = Nap.apply(x * self.scale, self.NAP_S)
+        for _ in range(self.exchanges):
+            x = Nap.apply(Exchange.apply(x, self.group), self.NAP_S)
+        return x
+
+    def batch(self, num_microbatches: int) -> tuple[torch.Tensor, None]:
+        return torch.ones(num_microbatches * self.shape[0], self.shape[1]), None
+
+    def enters(self) -> torch.Tensor:
+        return torch.ones(self.shape, requires_grad=not self.is_first)
 
 
 class Alone:
     """Runs single actions of a stage."""
 
-    def __init__(self, part: ModelPart, args: argparse.Namespace) -> None:
-        rows = args.tokens // 128
-        self.part, self.targets = part, torch.randint(256, (rows, 128))
-        self.x = torch.randint(256, (rows, 128)) if part.is_first else torch.randn(rows, 128, args.hidden)
+    def __init__(self, part: Model | Sleeper) -> None:
+        self.part, self.target = part, part.batch(1)[1]
 
     def forward(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        x = self.x if self.part.is_first else self.x.clone().requires_grad_()
+        x = self.part.enters()
         y = self.part(x)
-        return (next_byte_loss(y, self.targets) if self.part.is_last else y), ([] if self.part.is_first else [x])
+        if self.part.is_last:
+            y = self.part.loss_fn(y, self.target)
+        return y, ([] if self.part.is_first else [x])
 
     def prepare(self, kind: str) -> Callable[[], object]:
         """Return one action, with all that comes before it done."""
@@ -205,9 +297,9 @@ def median_ms(run: Alone, kind: str, rounds: int) -> float:
     return statistics.median(times)
 
 
-def recovered_share(part: ModelPart, cost: dict[str, float], args: argparse.Namespace) -> float:
+def recovered_share(part: Model | Sleeper, cost: dict[str, float], args: argparse.Namespace) -> float:
     """Return what weaving the forward and the backward of a stage recovers, from pairs in turn, serial and woven."""
-    run = Alone(part, args)
+    run = Alone(part)
     times: dict[str, list[float]] = {"serial": [], "turns": []}
     for number in range(args.rounds + 2):
         for strategy in times:

@@ -1,6 +1,7 @@
 """A pipeline together with DDP, FSDP2, tensor parallelism, activation checkpointing, and weights that stages share."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -153,16 +154,26 @@ def recomputing(schedule, reentrant):
     pipeline, _, mine = build(schedule, make)
     whole = blocks(1 + max(s for rank in range(2) for s in tw.pipeline.stages_of(schedule, rank, 2)))
     x, y = data(COUNT, 0)
-    pipeline.step(x, y, num_microbatches=COUNT, loss_fn=mse)
+    told, handler = [], logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("torchweave").addHandler(handler)
+    for _ in range(2):
+        pipeline.step(x, y, num_microbatches=COUNT, loss_fn=mse)
+    logging.getLogger("torchweave").removeHandler(handler)
     _, sums = truth(whole, pipeline.plan(COUNT), x, y)
+    _, sums = truth(whole, pipeline.plan(COUNT), x, y, before=sums)
     for index, chunk in mine.items():
         check_equal(sums[index], [p.grad for p in chunk.parameters()], f"stage {index}")
+    return [text for text in told if "gradients at once" in text]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipe"])
 def test_activation_checkpointing(pool, schedule, reentrant):
-    pool.run(recomputing, schedule, reentrant)
+    told = pool.run(recomputing, schedule, reentrant)
+    if schedule == "zbv":  # whose backwards are all split; each stage says it once
+        assert [len(texts) for texts in told] == [1, 2]
+        assert all("activation checkpointing" in text for texts in told for text in texts)
 
 
 class First(nn.Module):

@@ -77,11 +77,6 @@ class Guard:
         """Break this group too where the pipeline fails."""
         self._others.append(group)
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the pipeline has failed and can run no more steps."""
-        return self._note is not None
-
     def check(self) -> None:
         """Raise where the pipeline failed before.
 

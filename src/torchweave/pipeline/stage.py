@@ -58,7 +58,9 @@ class Stage:
         self.index, self.module = index, module
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.wrapping = wrapping_of(module)
+        # why its weight gradients cannot be apart from its input gradients; "" while they can
         self.reason = self.wrapping.together
+        self._said = False
         self._held: dict[int, _Held] = {}
 
     def forward(self, value: Any, loss_fn: Loss | None, target: Any) -> Forward:
@@ -117,8 +119,10 @@ class Stage:
             del self._held[microbatch]
         else:
             held.edges = []
-        if kind == "I" and not self.reason:
-            return partial(self._run_inputs, held, edges, grads)
+        if kind == "I":
+            if not self.reason:
+                return partial(self._run_inputs, held, edges, grads)
+            self._say_once()
         held.part = WeightPart(self.reason)
         run = partial(_run_backward, self.module, edges, grads, held.leaves)
         return partial(self._run_last, run, ran=bool(edges)) if last and kind == "B" else run
@@ -148,12 +152,16 @@ class Stage:
             held.part = WeightPart()
             return tuple(None for _ in held.leaves)
         found, held.part = input_backward(edges, grads, held.leaves)
-        if held.part.reason and held.part.reason != self.reason:
+        if held.part.reason:
             self.reason = held.part.reason
-            _LOG.warning(
-                "stage %d computes its weight gradients together with its input gradients: %s", self.index, self.reason
-            )
+            self._say_once()
         return found
+
+    def _say_once(self) -> None:
+        """Say that weight gradients fill no bubbles here, and why."""
+        if not self._said:
+            self._said = True
+            _LOG.warning("stage %d computes all gradients at once: %s", self.index, self.reason)
 
 
 class _Enter(torch.autograd.Function):
