@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, device: torch.device, link_ms: float, sms:
     gbps = args.tokens * TOP_K * args.hidden * dtype.itemsize * 8 / link_ms / 1e6
     times: dict[str, list[float]] = {name: [] for name in strategies}
     equal = True
-    pairs = sum(bool(action.parts) for action in pipelines["serial"].plan(args.microbatches).ranks[0])
+    pairs = sum(bool(action.parts) for action in pipelines[strategies[-1]].plan(args.microbatches).ranks[0])
     with SimulatedLink(gbps, sms=sms):
         for number in range(args.rounds + 2):  # two to warm up: kinds of pairs are recorded, allocators fill
             text = batches.next()

@@ -104,7 +104,7 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
     inputs, targets = parts[0].batch(args.microbatches)
     chunks = list(mine.values())
     pipelines = {name: tw.pipeline.build(chunks, schedule, strategy=name) for name in ("serial", "turns")}
-    plan = only_compute(pipelines["serial"].plan(args.microbatches))
+    plan = only_compute(pipelines["turns"].plan(args.microbatches))
     has_pairs = take_pairs_apart(plan) != plan
     ways = ("serial", "turns") if has_pairs else ("serial",)
     times: dict[str, list[float]] = {strategy: [] for strategy in ways}

@@ -26,7 +26,7 @@ from torchweave.pipeline.runner import Step, check_finite
 from torchweave.pipeline.share import shared_buckets
 from torchweave.pipeline.stage import Loss, Stage
 from torchweave.pipeline.sums import Sums
-from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute
+from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute, take_pairs_apart
 from torchweave.schedule.plan import Plan
 
 _ALONE_LIMIT_S = 1800.0
@@ -129,6 +129,8 @@ class Pipeline:
     def _plan(self, num_microbatches: int) -> tuple[Plan, str]:
         if num_microbatches not in self._plans:
             plan = plan_of(self._schedule, len(self._rig.ranks), num_microbatches, self._num_chunks)
+            if self._rig.strategy == "serial":  # so that the half that can begin does, and sends its result at once
+                plan = take_pairs_apart(plan)
             plan = add_send_recv(add_reduce_grad(only_compute(plan)))
             text = "\n".join(",".join(map(str, row)) for row in plan.ranks)
             self._plans[num_microbatches] = (plan, hashlib.sha256(text.encode()).hexdigest())
@@ -215,7 +217,7 @@ def build(
             (by position); a dict (by name).
         schedule: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev or dualpipe; or a plan of your own.
         group: The pipeline's ranks, in the order of the plan's; None for the default group.
-        strategy: By which strategy pairs are woven, as for `weave`; `serial` runs them one half after the other.
+        strategy: By which strategy pairs are woven, as for `weave`; `serial` takes them apart: forward, then backward.
         tied: Weights that stages on several ranks share, by names that are the same there, such as a first stage's
             embedding and a last stage's head. Their gradients are summed. Weights that stages of one rank share need
             no mention, nor do the two replicas of `dualpipe`.
