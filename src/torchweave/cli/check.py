@@ -44,15 +44,17 @@ class _Result:
 
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave check`."""
-    from torchweave.source.files import find
+    from torchweave.source.files import find, identity
 
-    result = _Result()
+    result, seen = _Result(), set()
     choose = _Choice(args.select, args.ignore)
     for word in args.files:
         settings = choose.settings(Path(word))
         try:
-            for file in find([word], settings.excludes):
-                _check(file, choose.settings(file), result)
+            for file in find(word, settings.excludes):
+                if identity(file) not in seen:
+                    seen.add(identity(file))
+                    _check(file, choose.settings(file), result)
         except UnreadableInputError as error:
             _tell(result, error)
     _print(result, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 from torchweave.source.facts import (
@@ -87,10 +88,18 @@ def _external(run: Run, made: Call) -> Value:
     return Stream("external stream")
 
 
+def _is_asked_for(run: Run, name: str) -> bool:
+    """Return whether a condition around asks if there is such a name."""
+    asked = [node for test in run.guards for node in ast.walk(test)]
+    return any(isinstance(node, ast.Constant) and node.value == name for node in asked) or any(
+        getattr(node, "id", "") == "on_error" for node in asked
+    )
+
+
 def other(run: Run, name: str, made: Call) -> Value:
     """Do what any other function of `torch.cuda` does, if there is one of its name."""
     run.uses_cuda(made.node, context=False)
-    if name in CUDA or name.startswith("_"):
+    if name in CUDA or name.startswith("_") or _is_asked_for(run, name):
         return Value()
     instead = INSTEAD.get(name, "")
     run.note(NoSuchCall(run.place(made.node), f"torch has no `torch.cuda.{name}`.", instead, sure=name in INSTEAD))

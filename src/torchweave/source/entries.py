@@ -30,7 +30,7 @@ def read_file(tree: ast.Module) -> Facts:
     several = Stream("")
     frame = Frame()
     run = Statements(facts, State(ambient, several), frame, ambient)
-    run.activations, run.assignments, run.traits = [Activation(tree)], {}, {}
+    run.activations, run.assignments, run.traits, run.methods = [Activation(tree)], {}, {}, {}
     frame.names = run.state.names
     run.block(tree.body)
     globals_ = frame

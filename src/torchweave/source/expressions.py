@@ -51,15 +51,18 @@ def text_of(node: ast.AST, depth: int = 6) -> str:
 class Expressions(Run):
     """Evaluates expressions."""
 
+    methods: dict[ast.ClassDef, dict[str, ast.FunctionDef | ast.AsyncFunctionDef]]
+
     def value(self, node: ast.expr | None) -> Value:
         """Return an expression's value."""
         if node is None:
             return Const(value=None)
-        with self.inside(node) as on:
-            handler = _HANDLERS.get(type(node))
-            if not on:
-                return Value()
-            return handler(self, node) if handler else self._parts(node)
+        if not self.enter():
+            return Value()
+        handler = _HANDLERS.get(type(node))
+        result = handler(self, node) if handler else self._parts(node)
+        self.depth -= 1
+        return result
 
     def _parts(self, node: ast.expr) -> Value:
         """Evaluate whatever is inside an expression of no interest."""
@@ -79,7 +82,9 @@ class Expressions(Run):
         return found
 
     def _attribute(self, node: ast.Attribute) -> Value:
-        base = self.value(node.value)
+        return self._attribute_of_any(self.value(node.value), node)
+
+    def _attribute_of_any(self, base: Value, node: ast.Attribute) -> Value:
         return either(*(self._attribute_of(one, node) for one in options(base)[:4])) if options(base) else Value()
 
     def _attribute_of(self, base: Value, node: ast.Attribute) -> Value:
@@ -112,9 +117,11 @@ class Expressions(Run):
         """Return a method of a class or of its bases in this file."""
         if cls.node is None or depth == 0:
             return None
-        for statement in cls.node.body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
-                return Function(name, node=statement, frame=cls.frame)
+        if cls.node not in self.methods:
+            functions = [one for one in cls.node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            self.methods[cls.node] = {one.name: one for one in reversed(functions)}
+        if name in self.methods[cls.node]:
+            return Function(name, node=self.methods[cls.node][name], frame=cls.frame)
         for base in cls.node.bases:
             found = cls.frame.get(base.id) if isinstance(base, ast.Name) and cls.frame else None
             if isinstance(found, Class):
@@ -147,6 +154,8 @@ class Expressions(Run):
                 return base.items[base.keys.index(index.value)]
             if not base.keys and isinstance(index.value, int) and -len(base.items) <= index.value < len(base.items):
                 return base.items[index.value]
+            if base.keys == (None,) and any(True for _ in tensors_in(base)):
+                return base.items[0]  # one of many, all made alike
         if isinstance(base, Tensor):
             masks = [one for one in tensors_in(index) if one.mask and one.device != "cpu"]
             if masks:
@@ -170,8 +179,11 @@ class Expressions(Run):
         return Value()
 
     def _call(self, node: ast.Call) -> Value:
-        function = self.value(node.func)
-        receiver = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(node.func, ast.Attribute):
+            receiver: Value | None = self.value(node.func.value)
+            function = self._attribute_of_any(receiver or Value(), node.func)
+        else:
+            receiver, function = None, self.value(node.func)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else text_of(node.func)
         args = [self.value(one) for one in node.args]
         keywords = {one.arg or "**": self.value(one.value) for one in node.keywords}

@@ -118,26 +118,33 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def find(given: list[str], excluded: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield the files that words of a command line mean: files as they are, folders by their Python files.
+def find(given: str, excluded: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield the files that a word of a command line means: a file as it is, a folder by its Python files.
 
     Args:
-        given: Files and folders.
+        given: A file or folder.
         excluded: Whether a file found in a folder is left out.
+
+    Raises:
+        UnreadableInputError: A folder cannot be read, or holds none.
     """
-    seen: set[tuple[int, int] | str] = set()
-    for word in given:
-        path = Path(word)
-        for file in _inside(path, excluded, set()) if path.is_dir() else [path]:
-            key = _identity(file)
-            if key not in seen:
-                seen.add(key)
-                yield file
+    path = Path(given)
+    if not path.is_dir():
+        yield path
+        return
+    found = False
+    for file in _inside(path, excluded, set()):
+        found = True
+        yield file
+    if not found:
+        raise UnreadableInputError(
+            "A folder to check has to hold Python files", given=f"{path}: none", remedy="name the files or their folder"
+        )
 
 
 def _inside(folder: Path, excluded: Callable[[Path], bool], above: set[tuple[int, int] | str]) -> Iterator[Path]:
     """Yield a folder's files, by name; a link to a folder that this one is in is not followed."""
-    here = _identity(folder)
+    here = identity(folder)
     if here in above:
         return
     try:
@@ -154,7 +161,8 @@ def _inside(folder: Path, excluded: Callable[[Path], bool], above: set[tuple[int
             yield path
 
 
-def _identity(path: Path) -> tuple[int, int] | str:
+def identity(path: Path) -> tuple[int, int] | str:
+    """Return what two names of one file or folder have in common."""
     try:
         status = path.stat()
     except OSError:

@@ -76,6 +76,8 @@ def opaque(run: Run, made: Call) -> Value:
         for value in made.args:
             run.keep(value)
     tensors = [one for value in made.args + list(made.keywords.values()) for one in tensors_in(value)]
+    if name in ("train", "eval") and made.receiver is not None and not made.args:
+        return Value()  # a module's mode
     if (name in HARMLESS and not tensors) or name in VIEWS or name in METADATA:
         return Value()
     if name in ("backward", "run_backward"):

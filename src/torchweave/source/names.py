@@ -103,6 +103,8 @@ class Names(Expressions):
         home = storage.stream
         if storage.kept or storage.told or home is None or tensor.device == "cpu":
             return
+        if not home.ambient:
+            return  # a side stream's next work begins with a wait for the surrounding one, as a rule
         for user, (at, place) in storage.uses.items():
             used = type(storage)(user, at, place)
             if user is not home and not self.state.visible(used, home):

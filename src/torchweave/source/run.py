@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchweave.source.facts import ClockPair, Crossing, Fact, Facts, HostWait, Loop, Place
@@ -25,8 +24,8 @@ from torchweave.source.values import (
 # so deep a nesting is not looked into, and so many steps are taken from one entry and in one file: both far beyond
 # what people write, and short enough that no file takes long
 MOST_DEPTH = 150
-MOST_STEPS_OF_ENTRY = 12_000
-MOST_STEPS = 400_000
+MOST_STEPS_OF_ENTRY = 6_000
+MOST_STEPS = 200_000
 
 
 @dataclass(slots=True)
@@ -111,15 +110,13 @@ class Run:
         if not self.muted:
             self.facts.rows.append(fact)
 
-    @contextmanager
-    def inside(self, node: ast.AST) -> Iterator[bool]:
-        """Count depth and steps; yields whether to go on."""
-        self.depth += 1
+    def enter(self) -> bool:
+        """Count a step, and go one deeper if that is not too deep or too much; whoever enters counts `depth` back."""
         self.steps += 1
-        try:
-            yield self.depth < MOST_DEPTH and self.steps < min(MOST_STEPS_OF_ENTRY, self.steps_left)
-        finally:
-            self.depth -= 1
+        if self.depth >= MOST_DEPTH or self.steps >= min(MOST_STEPS_OF_ENTRY, self.steps_left):
+            return False
+        self.depth += 1
+        return True
 
     # -- device work
 

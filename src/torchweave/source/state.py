@@ -8,9 +8,11 @@ that a missing wait is missing on every path.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torchweave.source.values import Launch, Storage, Stream, Value, either
 
+_K = TypeVar("_K")
 Seen = dict[Stream | None, int]  # by stream; None stands for all
 
 
@@ -136,9 +138,8 @@ def meet(before: State, ways: list[State]) -> State:
         met.current = met.current if met.current is way.current else None
         met.cuda |= way.cuda
         met.context = met.context if way.context is None or met.context is not None else way.context
-    _meet_names(met.names, [way.names for way in ways])
-    for key in {key for way in ways for key in way.heap}:
-        met.heap[key] = either(*(way.heap.get(key) for way in ways))
+    _meet_values(met.names, [way.names for way in ways])
+    _meet_values(met.heap, [way.heap for way in ways])
     # what was pending before is pending only if no way has waited for it
     met.pending = {
         launch: None
@@ -149,10 +150,13 @@ def meet(before: State, ways: list[State]) -> State:
     return met
 
 
-def _meet_names(met: dict[str, Value], ways: list[dict[str, Value]]) -> None:
-    for name in {name for way in ways for name in way}:
-        values = [way[name] for way in ways if name in way]
-        met[name] = values[0] if all(value is values[0] for value in values) else either(*values)
+def _meet_values(met: dict[_K, Value], ways: list[dict[_K, Value]]) -> None:
+    """Let each key mean what it means on any way; `met` begins as the first way's."""
+    for way in ways[1:]:
+        for key, value in way.items():
+            known = met.get(key)
+            if known is not value:
+                met[key] = value if known is None else either(known, value)
 
 
 def _maximum(into: Seen, other: Seen) -> None:

@@ -29,10 +29,12 @@ class Statements(Contexts):
     def block(self, statements: Sequence[ast.stmt]) -> Signal:
         """Read statements until one leaves the block."""
         for statement in statements:
-            with self.inside(statement) as on:
-                handler = _HANDLERS.get(type(statement))
-                self.statement = statement
-                signal = handler(self, statement) if handler and on else ""
+            handler = _HANDLERS.get(type(statement))
+            if handler is None or not self.enter():
+                continue
+            self.statement = statement
+            signal = handler(self, statement)
+            self.depth -= 1
             if signal:
                 return signal
         return ""

@@ -62,33 +62,39 @@ def wait_stream(run: Run, receiver: Value, made: Call) -> Value:
     """Let a stream wait for another."""
     run.uses_cuda(made.node)
     run.uses_streams()
-    waiter, awaited = run.as_stream(receiver), run.as_stream(made.given(0, "stream"))
-    if waiter is not None and waiter is awaited and not waiter.ambient and waiter is run.state.current:
-        run.note(SelfWait(run.place(made.node), waiter.text))
+    waiters, awaited = _streams(run, receiver), _streams(run, made.given(0, "stream"))
+    first = waiters[0]
+    if waiters == awaited and len(waiters) == 1 and first is not None:
+        if not first.ambient and first is run.state.current:
+            run.note(SelfWait(run.place(made.node), first.text))
+            run.state.wait(first, None, run.tick())  # it is told once, and not again at every use
         return Value()
-    run.state.wait(waiter, awaited, run.tick())
-    if waiter is None:
-        for stream in run.known_streams():
-            run.state.wait(stream, None, run.now)
+    now = run.tick()
+    for waiter in waiters:
+        for other in awaited:
+            run.state.wait(waiter, other, now)
     return Value()
+
+
+def _streams(run: Run, value: Value | None) -> list[Stream | None]:
+    """Return the streams that a value can be: one of several is taken for all of them in turn."""
+    found = [run.as_stream(one) for one in options(value)] or [None]
+    return [*run.known_streams(), None] if None in found else found
 
 
 def wait_event(run: Run, receiver: Value, made: Call) -> Value:
     """Let a stream wait for an event."""
     run.uses_cuda(made.node)
     run.uses_streams()
-    waiter = run.as_stream(receiver)
-    event = made.given(0, "event") or Value()
-    _await(run, waiter, event)
+    _await(run, _streams(run, receiver), made.given(0, "event") or Value())
     return Value()
 
 
-def _await(run: Run, waiter: Stream | None, event: Value) -> None:
-    single = len(options(event)) == 1
-    run.state.wait_event(waiter, event if single else Value(), run.tick())
-    if waiter is None:
-        for stream in run.known_streams():
-            run.state.wait(stream, None, run.now)
+def _await(run: Run, waiters: list[Stream | None], event: Value) -> None:
+    now = run.tick()
+    for waiter in waiters:
+        for one in options(event):
+            run.state.wait_event(waiter, one, now)
 
 
 def record_event(run: Run, receiver: Value, made: Call) -> Value:
@@ -112,8 +118,8 @@ def event_wait(run: Run, receiver: Value, made: Call) -> Value:
     """Let the current stream, or one that is given, wait for an event."""
     run.uses_streams()
     stream = made.given(0, "stream")
-    waiter = run.as_stream(stream) if stream is not None and not isinstance(stream, Const) else run.state.current
-    _await(run, waiter, receiver)
+    given = stream is not None and not isinstance(stream, Const)
+    _await(run, _streams(run, stream) if given else [run.state.current], receiver)
     return Value()
 
 

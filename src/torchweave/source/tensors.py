@@ -37,6 +37,10 @@ def of_tensor(run: Run, receiver: Value, made: Call) -> Value:
         return receiver if name.endswith("_") else Value()
     if name in VIEWS:
         return receiver
+    if name.startswith("new_"):
+        # made like the tensor, which is not read
+        device = device_of(made.keywords.get("device")) or device_of(receiver)
+        return run.made(made.node, run.launch(made.node, [], device), device)
     if "stream" in made.keywords:
         streams.refuse_stream_keyword(run, f"Tensor.{name}", made)
     if not name.endswith("_") or name.endswith("__"):

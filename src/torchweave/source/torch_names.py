@@ -12,7 +12,7 @@ CUDA = frozenset(
     DeferredCudaCallError Device DoubleStorage DoubleTensor Event ExternalStream FloatStorage FloatTensor GreenContext
     HalfStorage HalfTensor IntStorage IntTensor LongStorage LongTensor MemPool MemPoolContext OutOfMemoryError
     ShortStorage ShortTensor Stream StreamContext amp caching_allocator_alloc caching_allocator_delete
-    caching_allocator_disabled caching_allocator_enable can_device_access_peer change_current_allocator check_error
+    caching_allocator_disabled caching_allocator_enable can_device_access_peer change_current_allocator check_error classproperty
     clock_rate comm cudaStatus cudart current_blas_handle current_device current_solver_handle current_stream
     default_generators default_stream device device_count device_ctx_manager device_memory_used device_of empty_cache
     error find_cuda_windows_lib gds get_allocator_backend get_arch_list get_device_capability get_device_name
@@ -32,12 +32,14 @@ CUDA = frozenset(
 
 STREAM = frozenset(
     """
-    query record_event synchronize wait_event wait_stream cuda_stream stream_id device device_index device_type
+    query record_event synchronize wait_event wait_stream cuda_stream stream_id device device_index device_type device
     priority_range priority ptr native_handle is_capturing
     """.split()
 )
 
-EVENT = frozenset("elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id".split())
+EVENT = frozenset(
+    "elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id device".split()
+)
 
 # what people are told to call, or try, and what they want
 INSTEAD = {

@@ -222,11 +222,19 @@ def options(value: Value | None) -> tuple[Value, ...]:
 _MOST_OPTIONS = 6
 
 
+def _is_same(one: Value, other: Value) -> bool:
+    if isinstance(one, Dotted) and isinstance(other, Dotted):
+        return one.path == other.path  # imported twice
+    if isinstance(one, Const) and isinstance(other, Const):
+        return one.value is other.value
+    return one is other
+
+
 def either(*values: Value | None) -> Value:
     """Return a value that is one of several."""
     flat: list[Value] = []
     for value in values:
-        flat += [one for one in options(value) if one not in flat]
+        flat += [one for one in options(value) if not any(_is_same(one, other) for other in flat)]
     if len(flat) == 1:
         return flat[0]
     return Choice(options=tuple(flat)) if 0 < len(flat) <= _MOST_OPTIONS else Value()

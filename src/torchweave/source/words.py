@@ -72,12 +72,12 @@ HARMLESS = frozenset(
     "str repr format int float bool abs id type open round super vars next iter callable divmod hash "
     "info debug warning warn error critical exception log write append extend add discard join get pop setdefault keys "
     "values items split strip startswith endswith lower upper replace copy deepcopy insert remove clear index count "
-    "zero_grad train eval parse_args add_argument Counter defaultdict OrderedDict partial "
+    "zero_grad parse_args add_argument Counter defaultdict OrderedDict partial "
     "Path exists mkdir set_description set_postfix no_grad inference_mode enable_grad autocast "
     "nullcontext record_function named_parameters parameters modules named_modules state_dict buffers "
     "named_buffers children named_children is_initialized get_rank get_world_size is_available device_count "
     "set_epoch randint random choice shuffle uniform sleep sum any all map filter "
-    "cancel_wait elapsed submit mark_step advance".split()
+    "elapsed".split()
 )
 # roots of dotted names that touch no tensor
 HARMLESS_ROOTS = frozenset(

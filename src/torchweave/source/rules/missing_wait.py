@@ -9,8 +9,8 @@ Streams run independently: what one has launched is not done when the other star
 - a tensor made outside a stream context and used inside it, where the stream has not waited
 - a tensor made on a side stream and used outside of it with no wait, or on another side stream
 - gradients made outside and given to `backward(gradient=...)` inside, which PyTorch's notes name as unsafe
-- a tensor whose last name goes (`del`, assigned anew, end of the function) while another stream may still use it,
-  with no `record_stream` and no wait back: the allocator hands its memory out again (*likely*)
+- a tensor of the surrounding stream whose last name goes (`del`, assigned anew, end of the function) while a side
+  stream may still use it, with no `record_stream` and no wait back: the allocator hands its memory out again (*likely*)
 
 Waits through streams, events, other streams in between and the host all count, in this file's functions too.
 
