@@ -25,7 +25,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(path, text=FAULT.format("")):
+PLAIN = FAULT.format("")
+
+
+def write(path, text=PLAIN):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The table of torch's names holds what the installed torch has: a false `no_such_call` would be an alarm on right code."""
+"""The table of names holds what the installed torch has: a name that it lacks would be an alarm on right code."""
 
 import torch
 

@@ -27,7 +27,7 @@ def stream(run: Run, made: Call) -> Value:
     place = run.place(made.node)
     device = made.given(0, "device")
     of_device = device is not None and not isinstance(device, Const) and type(device) is Value
-    run.note(StreamMade(place, kept=run.stores(made.node), of_device=of_device))
+    run.note(StreamMade(place, kept=run.stores(made.node), of_device=of_device, for_capture=run.captures_graphs()))
     if "non_blocking" in made.keywords or "blocking" in made.keywords:
         why = "`torch.cuda.Stream` has no argument of that name: its streams never block on the default stream."
         run.note(NoSuchCall(place, why, "side = torch.cuda.Stream()", sure=True))

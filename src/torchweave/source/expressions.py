@@ -259,7 +259,10 @@ class Expressions(Run):
 
     def _either(self, node: ast.IfExp) -> Value:
         self.truth(node.test)
-        return either(self.value(node.body), self.value(node.orelse))
+        self.guards.append(node.test)
+        result = either(self.value(node.body), self.value(node.orelse))
+        self.guards.pop()
+        return result
 
     def _display(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
         return Items(items=tuple(map(self.value, node.elts)))
@@ -343,9 +346,9 @@ class Expressions(Run):
         """Do what a call of a method, or of a value that is not known, does."""
         return methods.call(self, function, call)
 
-    def opaque(self, call: Call) -> Value:
-        """Reckon with a call into code that is not in sight."""
-        return methods.opaque(self, call)
+    def opaque(self, call: Call, *, imported: bool = False) -> Value:
+        """Reckon with a call into code that is not in sight; `imported` is what another file defines."""
+        return methods.opaque(self, call, imported=imported)
 
 
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {

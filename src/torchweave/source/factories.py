@@ -48,7 +48,12 @@ def factory(run: Run, name: str, made: Call) -> Value:
         # a short copy is staged at once: only memory whose size may be large counts as not pinned
         visible = pin is None and not made.starred and not _is_small(name, made)
         return Tensor(device="cpu", pinned=False if visible else None)
-    return new(run, made, device, launches=name not in ALLOCATIONS)
+    return new(run, made, device, launches=name not in ALLOCATIONS and not _is_empty(made))
+
+
+def _is_empty(made: Call) -> bool:
+    first = made.args[0] if made.args else None
+    return isinstance(first, Items) and not first.items
 
 
 def _is_small(name: str, made: Call) -> bool:

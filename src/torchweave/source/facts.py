@@ -17,6 +17,7 @@ class Loop:
         node: Its statement or comprehension.
         count: How often it runs, where that is a literal; None where it is not known.
         comprehension: Whether it is one.
+        display: Whether it goes over a list that is written out, as one writes out a few cases.
         depth: How many calls of this file's functions it is in.
         streams: Its own function uses a side stream in it, and in no loop inside it.
         launches: Calls in it, and in no loop or function inside it, that launch device work.
@@ -26,6 +27,7 @@ class Loop:
     node: ast.AST
     count: int | None = None
     comprehension: bool = False
+    display: bool = False
     depth: int = 0
     streams: bool = False
     launches: set[ast.AST] = field(default_factory=set)
@@ -53,7 +55,7 @@ class Place:
     @property
     def loop(self) -> Loop | None:
         """The innermost loop, if it is in this function or in the one that called it: not farther away."""
-        near = self.loops and self.depth - self.loops[-1].depth <= 1
+        near = self.loops and self.depth - self.loops[-1].depth <= 1 and not self.loops[-1].display
         return self.loops[-1] if near else None
 
     @property
@@ -227,10 +229,12 @@ class StreamMade(Fact):
     Attributes:
         kept: It is put into a container or attribute, so it outlives the loop's turn.
         of_device: It is made for a device that the loop goes over.
+        for_capture: It is made in a function that captures CUDA graphs.
     """
 
     kept: bool
     of_device: bool
+    for_capture: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,11 @@ class Functions(Names):
             self.traits[node] = Traits.of(node)
         return self.traits[node]
 
+    def captures_graphs(self) -> bool:
+        """Return whether the function that is being read captures CUDA graphs."""
+        names = self.traits_of(self.activations[-1].node).names
+        return bool(names & {"CUDAGraph", "graph", "make_graphed_callables", "capture_begin"})
+
     def read_entry(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, Value]) -> None:
         """Read a function by itself, with what is known of its parameters."""
         self.frame.names = self.state.names = names

@@ -69,7 +69,7 @@ def _of_name(run: Run, made: Call) -> Value:
     return result if result is not None else opaque(run, made)
 
 
-def opaque(run: Run, made: Call) -> Value:
+def opaque(run: Run, made: Call, *, imported: bool = False) -> Value:
     """Reckon with a call into code that is not in sight."""
     name = made.name.rpartition(".")[2]
     if name in ("append", "extend", "put", "add", "insert", "setdefault", "appendleft", "put_nowait"):
@@ -82,7 +82,7 @@ def opaque(run: Run, made: Call) -> Value:
         return Value()
     if name in ("backward", "run_backward"):
         return autograd.of_backward(run, made)
-    if _MODULE.match(name) and (made.args or made.keywords):
+    if not imported and _MODULE.match(name) and (made.args or made.keywords):
         sure = any(one.device == "cuda" for one in tensors)
         reads = [] if _hands_over_order(made) else [*made.args, *made.keywords.values()]
         result = run.compute(made.node, reads, "cuda" if sure else "", sure=sure)

@@ -114,7 +114,12 @@ class Names(Expressions):
     def bind_iteration(self, target: ast.expr, iterable: ast.expr) -> Loop:
         """Bind a loop's target to what it goes over, and return the loop."""
         source = self.value(iterable)
-        loop = Loop(iterable, count=_count(iterable), depth=len(self.functions))
+        loop = Loop(
+            iterable,
+            count=_count(iterable),
+            display=isinstance(iterable, (ast.Tuple, ast.List)),
+            depth=len(self.functions),
+        )
         element = self._element(source, iterable)
         self.assign(target, element)
         for name in ast.walk(target):

@@ -192,8 +192,7 @@ class Run:
         if launch is None:
             return Tensor(text, device=device or "cpu")
         storage = Storage(launch.stream, launch.at, launch.place)
-        # whatever runs under a known side stream is on a device
-        return Tensor(text, device=device or launch.device, storage=storage, loss_of=launch.stream)
+        return Tensor(text, device=device, storage=storage, loss_of=launch.stream)
 
     def compute(
         self, node: ast.expr | ast.stmt, reads: Sequence[Value], device: str = "", *, sure: bool = True
@@ -201,7 +200,10 @@ class Run:
         """Launch an operation and return its result."""
         launch = self.launch(node, reads, device, sure=sure)
         losses = {tensor.loss_of for value in reads for tensor in tensors_in(value) if tensor.loss_of}
-        result = self.made(node, launch)
+        on_device = device or (
+            "cuda" if any(tensor.device == "cuda" for value in reads for tensor in tensors_in(value)) else ""
+        )
+        result = self.made(node, launch, on_device)
         if losses and len(losses) > 1:
             # a forward over several streams: its backward goes over the same ones
             result.loss_of = None
@@ -232,8 +234,7 @@ class Run:
                 if one.device == "cpu":
                     return
                 self.read(one, node)
-                sure = one.device == "cuda" or (self.state.current is not None and not self.state.current.ambient)
-                self.note(HostWait(self.place(node), how, explicit=False, sure=sure))
+                self.note(HostWait(self.place(node), how, explicit=False, sure=one.device == "cuda"))
                 self.state.host_wait(self.state.current, self.now)
                 return
 
@@ -310,6 +311,10 @@ class Run:
                 words += [word] if isinstance(word, str) else []
         return " ".join(words)
 
+    def captures_graphs(self) -> bool:
+        """Return whether the function that is being read captures CUDA graphs."""
+        raise NotImplementedError
+
     def stores(self, node: ast.expr) -> bool:
         """Return whether the statement that is being read puts a call's value into an attribute or container."""
         statement = self.statement
@@ -330,8 +335,8 @@ class Run:
         """Do what a call of a method, or of a value that is not known, does."""
         raise NotImplementedError
 
-    def opaque(self, call: Call) -> Value:
-        """Reckon with a call into code that is not in sight."""
+    def opaque(self, call: Call, *, imported: bool = False) -> Value:
+        """Reckon with a call into code that is not in sight; `imported` is what another file defines."""
         raise NotImplementedError
 
     def attribute(self, base: Value, name: str, text: str) -> Value:

@@ -33,6 +33,11 @@ def of_tensor(run: Run, receiver: Value, made: Call) -> Value:
         result = handler(run, receiver, made)
         if result is not None:
             return result
+    if name == "set_":
+        for one in options(receiver):
+            if isinstance(one, Tensor):
+                one.storage = type(one.storage)()  # other memory, of which nothing is known
+        return receiver
     if name in METADATA:
         return receiver if name.endswith("_") else Value()
     if name in VIEWS:

@@ -64,7 +64,7 @@ def call(run: Run, path: str, made: Call) -> Value:
     root = path.partition(".")[0]
     if root in HARMLESS_ROOTS or (name in HARMLESS and not any(True for one in made.args for _ in tensors_in(one))):
         return Value()
-    return run.opaque(made)
+    return run.opaque(made, imported=not name[:1].isupper())
 
 
 def _torch(run: Run, name: str, made: Call) -> Value:

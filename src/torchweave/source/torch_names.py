@@ -40,6 +40,8 @@ STREAM = frozenset(
 EVENT = frozenset(
     "elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id device".split()
 )
+    "elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id device".split()
+)
 
 # what people are told to call, or try, and what they want
 INSTEAD = {

@@ -47,7 +47,7 @@ METADATA = frozenset(
 VIEWS = frozenset(
     "view reshape transpose permute t unsqueeze squeeze expand expand_as narrow detach detach_ flatten unflatten "
     "chunk split tensor_split unbind select view_as movedim swapaxes unfold T mT real imag data squeeze_ unsqueeze_ "
-    "view_dtype diagonal as_strided alias set_ requires_grad_ retain_grad tensor".split()
+    "contiguous view_dtype diagonal as_strided alias set_ requires_grad_ retain_grad tensor".split()
 )
 HOST_METHODS = frozenset("item tolist cpu numpy nonzero masked_select unique unique_consecutive argwhere equal".split())
 
@@ -55,7 +55,7 @@ TENSOR_ATTRIBUTES = frozenset("T mT data real imag H".split())
 # methods that nothing but a tensor has, so that a value on which one is called is one
 OPERATIONS = frozenset(
     "matmul mm bmm addmm addmm_ baddbmm relu relu_ softmax log_softmax sigmoid tanh exp_ exp sqrt rsqrt square cumsum "
-    "mul mul_ add_ sub_ div_ div copy_ zero_ fill_ normal_ uniform_ clamp clamp_ clone contiguous half bfloat16 "
+    "mul mul_ add_ sub_ div_ div copy_ zero_ fill_ normal_ uniform_ clamp clamp_ clone half bfloat16 "
     "masked_fill masked_fill_ index_select index_add_ index_copy_ scatter_ scatter_add_ gather norm abs mean "
     "argmax argmin topk sort cumprod neg neg_ pow_ addcmul_ addcdiv_ lerp_ logsumexp erf einsum".split()
 )

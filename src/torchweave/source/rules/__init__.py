@@ -77,5 +77,5 @@ def on(stream: str) -> str:
 
 def among_streams(place: Place) -> bool:
     """Return whether a place is in every turn of a loop that uses side streams, or of a loop inside it."""
-    near = [loop for loop in place.loops if place.depth - loop.depth <= 1]
+    near = [loop for loop in place.loops if place.depth - loop.depth <= 1 and not loop.display]
     return any(loop.streams for loop in near) and not place.guards

@@ -6,7 +6,8 @@ sooner or later are the CUDA stream that other work is on, and serialize with it
 **Found.** `torch.cuda.Stream()` in every turn of a loop, in this file's functions that the loop calls too; and lists
 of visibly more than 32.
 
-**Not found.** Loops of at most 32 turns, lists of unknown length, one stream for each device.
+**Not found.** Loops of at most 32 turns, lists of unknown length, one stream for each device, and streams to
+capture CUDA graphs on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def find(facts: Facts) -> Iterator[Found]:
         if number > POOL and len(known) == len(counts):
             why = f"{number} streams are made here and the pool has {POOL}, so some of them are the same CUDA stream."
             yield Found(made.place.node, why, MEND, "shown")
-        elif len(known) < len(counts) and not (comprehension or made.kept or made.place.guards):
+        elif len(known) < len(counts) and not (comprehension or made.kept or made.for_capture or made.place.guards):
             why = (
                 f"A stream is made in every turn and the pool has {POOL}, so after {POOL} turns it is a CUDA stream "
                 "that other work is on."
