@@ -2,9 +2,9 @@
 
     python benchmarks/check_packages.py PACKAGES... --json found.json [--sample 100 --seed 0] [--judged judged.json]
 
-Each of PACKAGES is a folder of one package, named `name-version` (`pip download --no-deps`, unzipped). A judgement is a
-list of {"file", "line", "reason"}, the false alarms; the result then holds them, and the share that they are of what was
-read. Nothing else decides what counts as false.
+Each of PACKAGES is a folder of one package, named `name-version` (`pip download --no-deps`, unzipped). A judgement is
+a list of {"file", "line", "reason"}, the false alarms; the result then holds them, and the share that they are of what
+was read. Nothing else decides what counts as false.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> int:
         found, packages[package.name] = checked(package)
         rows += found
         print(package.name, packages[package.name], file=sys.stderr, flush=True)
-    sample = rows if len(rows) <= args.sample else random.Random(args.seed).sample(rows, args.sample)  # noqa: S311
+    sample = rows if len(rows) <= args.sample else random.Random(args.seed).sample(rows, args.sample)
     alarms = json.loads(args.judged.read_text()) if args.judged else []
     read = {(row["file"], row["line"]) for row in sample}
     alarms = [alarm for alarm in alarms if (alarm["file"], alarm["line"]) in read]

@@ -12,7 +12,7 @@ CUDA = frozenset(
     DeferredCudaCallError Device DoubleStorage DoubleTensor Event ExternalStream FloatStorage FloatTensor GreenContext
     HalfStorage HalfTensor IntStorage IntTensor LongStorage LongTensor MemPool MemPoolContext OutOfMemoryError
     ShortStorage ShortTensor Stream StreamContext amp caching_allocator_alloc caching_allocator_delete
-    caching_allocator_disabled caching_allocator_enable can_device_access_peer change_current_allocator check_error classproperty
+    caching_allocator_disabled caching_allocator_enable can_device_access_peer change_current_allocator check_error
     clock_rate comm cudaStatus cudart current_blas_handle current_device current_solver_handle current_stream
     default_generators default_stream device device_count device_ctx_manager device_memory_used device_of empty_cache
     error find_cuda_windows_lib gds get_allocator_backend get_arch_list get_device_capability get_device_name
@@ -26,7 +26,7 @@ CUDA = frozenset(
     reset_accumulated_memory_stats reset_max_memory_allocated reset_max_memory_cached reset_peak_host_memory_stats
     reset_peak_memory_stats seed seed_all set_device set_per_process_memory_fraction set_rng_state set_rng_state_all
     set_stream set_sync_debug_mode snapshot sparse stream streams synchronize temperature tunable use_mem_pool
-    utilization
+    utilization classproperty
     """.split()
 )
 
@@ -38,8 +38,6 @@ STREAM = frozenset(
 )
 
 EVENT = frozenset(
-    "elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id device".split()
-)
     "elapsed_time from_ipc_handle ipc_handle query record synchronize wait cuda_event event_id device".split()
 )
 
