@@ -121,6 +121,11 @@ def _optimizer_step(run: Run, receiver: Value, made: Call) -> Value | None:
     return None
 
 
+def _scale(run: Run, receiver: Value, made: Call) -> Value | None:
+    """`scaler.scale(loss)` of mixed precision is the loss, as far as streams matter."""
+    return made.args[0] if made.args and "scaler" in receiver.text.lower() else None
+
+
 def _of_module(run: Run, module: Value, made: Call) -> Value:
     if made.name in ("cuda", "to") and isinstance(module, (Module, Instance)):
         given = made.keywords.get("device") or (made.args[0] if made.args else None)
@@ -158,6 +163,7 @@ _OF_ANYTHING: dict[str, Callable[[Run, Value, Call], Value | None]] = {
     "copy_": tensors.copy_into,
     "pin_memory": tensors.pin,
     "step": _optimizer_step,
+    "scale": _scale,
     "stream": streams.stream_context,
     "Stream": streams.new_stream,
     "current_stream": streams.current_stream,
