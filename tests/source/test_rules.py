@@ -143,6 +143,14 @@ FORMS = {
                 loss.backward()  # -> backward_on_forward_stream
             return chunk(x)
     """,
+    "backward: through a scaler, and by a framework": """
+        def step(scaler, accelerator, x, chunk, side):
+            loss = chunk(x).sum()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                scaler.scale(loss).backward()  # -> backward_on_forward_stream
+                accelerator.backward(loss)  # -> backward_on_forward_stream
+    """,
     "backward: autograd.grad in a helper": """
         def grads(loss, weights):
             return torch.autograd.grad(loss, weights)  # -> backward_on_forward_stream
@@ -453,6 +461,10 @@ FORMS = {
             second = dist.all_reduce(xs[1], async_op=True)
             first.wait()
             dist.all_reduce(x, async_op=True).wait(timeout)
+    """,
+    "not dependency: between CPUs": """
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(9), async_op=True).wait()
     """,
     # ---------------------------------------------------------------- pageable_copy
     "pageable: made on the host": """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ from torchweave.source.rules import NAMES, Found, all_rules
 
 # a file without any of these words has nothing to find, and is not read any further
 _WORDS = re.compile(r"cuda|CUDA_|[sS]tream|async_op|non_blocking|pin_memory")
+
+
+_DEVICE = re.compile(r"cuda|nccl", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def check_source(text: str, name: str = "<source>", *, causes: Iterable[str] = N
         The findings, by line, without those that `# torchweave: ignore` takes away.
 
     Raises:
-        UnreadableInputError: It is not Python 3.
+        UnreadableInputError: This Python cannot parse it.
     """
     return check_text(text, name, causes=causes).findings
 
@@ -59,7 +63,7 @@ def check_text(text: str, name: str = "<source>", *, causes: Iterable[str] = NAM
         causes: The causes to look for.
 
     Raises:
-        UnreadableInputError: It is not Python 3.
+        UnreadableInputError: This Python cannot parse it.
     """
     wanted = frozenset(causes)
     tree = parse(text, name)
@@ -73,6 +77,7 @@ def check_text(text: str, name: str = "<source>", *, causes: Iterable[str] = NAM
 
 def _findings(tree: ast.Module, text: str, name: str, wanted: frozenset[str]) -> list[Finding]:
     facts = read_file(tree)
+    facts.on_cpu = "gloo" in text and not _DEVICE.search(text)
     lines = text.split("\n")
     found: dict[tuple[int, int, str], Finding] = {}
     for rule in all_rules():
@@ -108,7 +113,7 @@ def parse(text: str, name: str) -> ast.Module:
     """Return a program's syntax tree.
 
     Raises:
-        UnreadableInputError: It is not Python 3, or nested too deeply.
+        UnreadableInputError: This Python cannot parse it.
     """
     try:
         with warnings.catch_warnings():
@@ -120,8 +125,11 @@ def parse(text: str, name: str) -> ast.Module:
         given = f"{name}: {error}"
     except (RecursionError, MemoryError):
         given = f"{name}: nested too deeply for Python's parser"
+    version = ".".join(map(str, sys.version_info[:2]))
     raise UnreadableInputError(
-        "A file to check has to be Python 3", given=given, remedy="mend its syntax, or leave it out with `exclude`"
+        f"A file to check has to be what Python {version} can parse",
+        given=given,
+        remedy="mend its syntax, or leave it out with `exclude`",
     )
 
 
@@ -136,7 +144,7 @@ def check_file(path: str | Path, *, causes: Iterable[str] = NAMES) -> tuple[Find
         The findings, by line, without those that `# torchweave: ignore` takes away.
 
     Raises:
-        UnreadableInputError: It cannot be read, or is not Python 3.
+        UnreadableInputError: It cannot be read, or this Python cannot parse it.
     """
     return check_program(read(Path(path)), causes=causes).findings
 
@@ -149,7 +157,7 @@ def check_program(program: Program, *, causes: Iterable[str] = NAMES) -> Checked
         causes: The causes to look for.
 
     Raises:
-        UnreadableInputError: It is not Python 3.
+        UnreadableInputError: This Python cannot parse it.
     """
     found = check_text(program.text, program.name, causes=causes)
     if not program.cells:

@@ -287,10 +287,12 @@ class Facts:
     Attributes:
         rows: The facts in order.
         launched_on: The texts of side streams that forward work is launched on somewhere in the file.
+        on_cpu: The file communicates between CPUs alone.
     """
 
     rows: list[Fact] = field(default_factory=list)
     launched_on: set[str] = field(default_factory=set)
+    on_cpu: bool = False
 
     def of(self, kind: type[_F]) -> list[_F]:
         """Return the facts of one kind."""

@@ -75,9 +75,7 @@ class Names(Expressions):
                 return
             if isinstance(base, Tensor):
                 # x[i] = y writes into x
-                launch = self.launch(target, [base, value])
-                if launch is not None:
-                    base.storage.stream, base.storage.at, base.storage.place = launch.stream, launch.at, launch.place
+                self.wrote(base, self.launch(target, [base, value]))
                 return
             key = f"[{text_of(target.slice)}]"
         if isinstance(base, Dotted) or key == "[]":

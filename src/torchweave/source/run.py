@@ -187,6 +187,12 @@ class Run:
         certain = sure and tensor.device == "cuda"
         self.note(Crossing(place, tensor.text, line, made_on.text, stream.text, certain))
 
+    def wrote(self, value: Value, launch: Launch | None) -> None:
+        """Remember that a launch has written into tensors that were there."""
+        for tensor in tensors_in(value):
+            if launch is not None and tensor.device != "cpu":
+                tensor.storage.stream, tensor.storage.at, tensor.storage.place = launch.stream, launch.at, launch.place
+
     def made(self, node: ast.expr | ast.stmt, launch: Launch | None, device: str = "", text: str = "") -> Tensor:
         """Return the tensor that a launch makes."""
         if launch is None:

@@ -56,10 +56,7 @@ class Statements(Contexts):
             self.subtract_clocks(target, value)
         known = [one for one in options(target) if isinstance(one, Tensor)]
         if known:
-            launch = self.launch(node, [target, value])
-            if launch is not None:
-                for one in known:
-                    one.storage.stream, one.storage.at, one.storage.place = launch.stream, launch.at, launch.place
+            self.wrote(target, self.launch(node, [target, value]))
         elif any(True for _ in tensors_in(value)):
             self.assign(node.target, self.compute(node, [value]))
         return ""

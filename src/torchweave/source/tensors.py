@@ -50,10 +50,7 @@ def of_tensor(run: Run, receiver: Value, made: Call) -> Value:
         streams.refuse_stream_keyword(run, f"Tensor.{name}", made)
     if not name.endswith("_") or name.endswith("__"):
         return run.compute(made.node, made.values)
-    launch = run.launch(made.node, made.values)
-    for one in options(receiver):
-        if launch is not None and isinstance(one, Tensor):
-            one.storage.stream, one.storage.at, one.storage.place = launch.stream, launch.at, launch.place
+    run.wrote(receiver, run.launch(made.node, made.values))
     return receiver
 
 
@@ -129,11 +126,9 @@ def copy_into(run: Run, receiver: Value, made: Call) -> Value | None:
         upload(run, made, source, sure=True)
     device, what = ("cuda", "") if on_device else ("", "copy")
     launch = run.launch(made.node, [source] if source is not None else [], device, what=what)
-    if launch is not None:
-        for one in targets:
-            if one.device != "cpu":
-                run.read(one, made.node)
-                one.storage.stream, one.storage.at, one.storage.place = launch.stream, launch.at, launch.place
+    for one in targets if launch is not None else ():
+        run.read(one, made.node)  # what is written must be there, and not be in use
+    run.wrote(receiver, launch)
     if targets and targets[0].device == "cpu" and not _is_true(non_blocking) and device_of(source) == "cuda":
         run.download(made.node, source or Value(), ".copy_() to the host")
     return receiver

@@ -5,8 +5,9 @@
 **Found.** `wait()` on the handle of a collective with `async_op=True`, as the next thing that is done, or on the call
 itself.
 
-**Not found.** Where anything is launched or called between, several collectives that are waited for together, and
-`wait(timeout)`, which is there for the limit.
+**Not found.** Files that communicate by `gloo` and never name CUDA, waits after anything else was launched or called,
+several collectives that are waited for together, waits under a side stream, and `wait(timeout)`, which is there for
+the limit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchweave.source.rules import Found
 
 def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each wait."""
-    for wait in facts.of(AwaitedAtOnce):
+    for wait in () if facts.on_cpu else facts.of(AwaitedAtOnce):
         why = (
             f"`{wait.call}` of line {wait.collective} is asynchronous and waited for before anything else is launched, "
             "so nothing runs beside it."
