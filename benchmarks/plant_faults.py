@@ -14,7 +14,9 @@ rules find.
 import argparse
 import ast
 import json
+import platform
 import random
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -122,55 +124,92 @@ def _first_line_of_code(tree: ast.Module) -> int:
     return at
 
 
+def _readable(path: Path) -> str | None:
+    """Return a file's text, None for one that cannot be checked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        check_source(text, str(path))
+    except (UnicodeDecodeError, TorchweaveError):
+        return None
+    return text
+
+
+def plant(rng: random.Random, files: list[Path], number: int, *, show: bool) -> dict:
+    """Plant faults and count what is found."""
+    planted_by, found_by, missed = Counter(), Counter(), []
+    while sum(planted_by.values()) < number:
+        kind, style, path = KINDS[sum(planted_by.values()) % len(KINDS)], a_style(rng), rng.choice(files)
+        text = _readable(path)
+        fault = kind(rng, style)
+        code = planted(rng, text, fault, style) if text is not None else None
+        if code is None:
+            continue
+        rows = code.splitlines()
+        (culprit,) = [row for row, line in enumerate(rows, 1) if line.endswith(CULPRIT)]
+        planted_by[fault.cause] += 1
+        if any((one.cause, one.line) == (fault.cause, culprit) for one in check_source(code, str(path))):
+            found_by[fault.cause] += 1
+            continue
+        missed.append({"cause": fault.cause, "form": fault.form, "file": "/".join(path.parts[-3:])})
+        if show:
+            print(f"--- {fault.cause}/{fault.form} in {path}", *rows[max(0, culprit - 14) : culprit + 3], sep="\n")
+    return {
+        "planted": sum(planted_by.values()),
+        "found": sum(found_by.values()),
+        "by_cause": {cause: {"planted": planted_by[cause], "found": found_by[cause]} for cause in sorted(planted_by)},
+        "missed": missed,
+    }
+
+
+_WAIT = re.compile(r"^\s*[\w.()\[\]]+\.(wait_stream|wait_event)\([^()]*(\([^()]*\))?[^()]*\)\s*$")
+
+
+def remove_waits(rng: random.Random, files: list[Path], number: int) -> dict:
+    """Remove real waits of streams, one at a time, and count how often that is found.
+
+    What the wait was for is mostly made elsewhere (parameters, attributes), where `check` keeps quiet on purpose: the
+    share says how much it cannot see.
+    """
+    waits = [
+        (path, row)
+        for path in files
+        for row, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        if _WAIT.match(line)
+    ]
+    chosen = waits if len(waits) <= number else rng.sample(waits, number)
+    removed = found = 0
+    for path, row in chosen:
+        text = _readable(path)
+        if text is None:
+            continue
+        rows = text.splitlines()
+        rows[row] = rows[row][: len(rows[row]) - len(rows[row].lstrip())] + "pass"
+        before = {(one.line, one.cause) for one in check_source(text)}
+        after = {(one.line, one.cause) for one in check_source("\n".join(rows) + "\n")}
+        removed += 1
+        found += any(cause == "missing_wait" for _, cause in after - before)
+    return {"waits_in_all": len(waits), "removed": removed, "found": found}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", type=Path, help="a folder of unpacked packages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--remove-waits", type=int, default=0, help="also remove so many real waits")
     parser.add_argument("--json", type=Path, help="also write the counts here")
     parser.add_argument("--show", action="store_true", help="print the code of what was missed")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     files = sorted(path for path in args.packages.rglob("*.py") if 500 < path.stat().st_size < 60_000)
-    planted_by, found_by, missed = Counter(), Counter(), []
-    number = 0
-    while sum(planted_by.values()) < args.faults:
-        kind, style, path = KINDS[number % len(KINDS)], a_style(rng), rng.choice(files)
-        try:
-            text = path.read_text(encoding="utf-8")
-            before = check_source(text, str(path))
-        except (UnicodeDecodeError, TorchweaveError):
-            continue
-        fault = kind(rng, style)
-        code = planted(rng, text, fault, style)
-        if code is None:
-            continue
-        number += 1
-        culprits = [row for row, line in enumerate(code.splitlines(), 1) if line.endswith(CULPRIT)]
-        assert len(culprits) == 1, (fault, culprits)
-        old = (
-            {code.splitlines()[finding.line - 1] for finding in before if finding.cause == fault.cause}
-            if before
-            else set()
-        )
-        planted_by[fault.cause] += 1
-        findings = [
-            one for one in check_source(code, str(path)) if one.cause == fault.cause and one.line == culprits[0]
-        ]
-        if findings and code.splitlines()[culprits[0] - 1] not in old:
-            found_by[fault.cause] += 1
-        else:
-            missed.append({"cause": fault.cause, "form": fault.form, "file": str(path.relative_to(args.packages))})
-            if args.show:
-                at = culprits[0]
-                print(
-                    f"--- {fault.cause}/{fault.form} in {path}", *code.splitlines()[max(0, at - 14) : at + 3], sep="\n"
-                )
     result = {
-        "planted": sum(planted_by.values()), "found": sum(found_by.values()), "seed": args.seed,
-        "by_cause": {cause: {"planted": planted_by[cause], "found": found_by[cause]} for cause in sorted(planted_by)},
-        "missed": missed,
-    }  # fmt: skip
+        "command": f"python benchmarks/plant_faults.py PACKAGES --seed {args.seed} --faults {args.faults}",
+        "packages": sorted(path.name for path in args.packages.iterdir() if path.is_dir()),
+        "python": platform.python_version(),
+        **plant(rng, files, args.faults, show=args.show),
+    }
+    if args.remove_waits:
+        result["real_waits"] = remove_waits(rng, files, args.remove_waits)
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
