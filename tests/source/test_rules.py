@@ -348,6 +348,35 @@ FORMS = {
             del w
             return v
     """,
+    "not wait: written on a side stream in another branch": """
+        def step(x, side, reduce):
+            grad = x.clone()
+            if reduce:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    grad = torch.exp(x)
+                    grad.div_(2)
+                torch.cuda.current_stream().wait_stream(side)
+            else:
+                print(torch.isnan(grad))
+    """,
+    "not wait: an event is handed to what uses the tensor": """
+        def step(self, x, side):
+            current = torch.cuda.current_stream()
+            side.wait_stream(current)
+            q = torch.exp(x)
+            ready = current.record_event()
+            with torch.cuda.stream(side):
+                out = self.indexer(q=q, ready=ready)
+    """,
+    "not wait: other memory under the same name": """
+        def restore(ref, host, side):
+            side.wait_stream(torch.cuda.current_stream())
+            view = torch.tensor([], device="cuda")
+            view.set_(ref.untyped_storage())
+            with torch.cuda.stream(side):
+                view.copy_(host, non_blocking=True)
+    """,
     "not wait: sizes are no uses": """
         def step(x, side):
             with torch.cuda.stream(side):
@@ -420,6 +449,21 @@ FORMS = {
                 torch.cuda.synchronize()
                 print(begin.elapsed_time(end))
     """,
+    "not sync: all of it on one side stream": """
+        def run(side, loader):
+            x = torch.ones(9, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(9):
+                    print(x.exp().sum().item())
+    """,
+    "not sync: cases that are written out": """
+        def run(x, side):
+            for start in (0, 2):
+                with torch.cuda.stream(side):
+                    torch.exp(x)
+                torch.cuda.synchronize()
+    """,
     "not sync: the host reads what was copied to it": """
         def run(chunks, buffer, side):
             for chunk in chunks:
@@ -461,6 +505,16 @@ FORMS = {
             second = dist.all_reduce(xs[1], async_op=True)
             first.wait()
             dist.all_reduce(x, async_op=True).wait(timeout)
+    """,
+    "not dependency: calls into other files between, or another collective": """
+        def step(layers, x, y):
+            first = dist.all_reduce(x, async_op=True)
+            layers[1].query(y)
+            first.wait()
+            a = dist.all_gather_into_tensor(x, y, async_op=True)
+            b = dist.all_gather_into_tensor(y, x, async_op=True)
+            b.wait()
+            a.wait()
     """,
     "not dependency: between CPUs": """
         dist.init_process_group("gloo")
@@ -576,6 +630,16 @@ FORMS = {
             while len(streams) < number:
                 streams.append(torch.cuda.Stream())
             return streams, per
+    """,
+    "not alias: to capture graphs on, called for each candidate": """
+        def tune(run):
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                run()
+            graph = torch.cuda.CUDAGraph()
+        def all_of_them(candidates):
+            for one in candidates:
+                tune(one)
     """,
     "not alias: made once": """
         def run(data):

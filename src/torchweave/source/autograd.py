@@ -64,7 +64,7 @@ def _gradient(run: Run, made: Call, stream: Stream, gradient: Value | None) -> N
     tensors = list(tensors_in(gradient))
     place = run.place(made.node)
     if tensors:
-        unseen = [one for one in tensors if not run.state.visible(one.storage, stream)]
+        unseen = [one for one in tensors if not run.state.visible(run.state.last_write(one.storage), stream)]
         if unseen:
             unseen[0].storage.told = True
             run.note(UnwaitedGradient(place, stream.text, gradient.text or unseen[0].text or "gradient", sure=True))

@@ -36,7 +36,9 @@ def distributed(run: Run, name: str, made: Call) -> Value:
     asynchronous = made.keywords.get("async_op")
     if isinstance(asynchronous, Const) and asynchronous.value is True:
         run.keep(Items(items=tuple(made.values)))
-        return Work(call=name, place=run.place(made.node), at=run.tick())
+        at, before, run.last_collective = run.tick(), run.last_collective, run.now
+        # several in a row are waited for together
+        return Work(call=name, place=run.place(made.node), at=at if before != at - 1 else -1)
     if name in ("isend", "irecv"):
         return Value("work")
     run.launch(made.node, [])

@@ -18,6 +18,7 @@ class Loop:
         count: How often it runs, where that is a literal; None where it is not known.
         comprehension: Whether it is one.
         display: Whether it goes over a list that is written out, as one writes out a few cases.
+        mapping: Whether it goes over a mapping's or model's parts, and not over steps.
         depth: How many calls of this file's functions it is in.
         streams: Its own function uses a side stream in it, and in no loop inside it.
         launches: Calls in it, and in no loop or function inside it, that launch device work.
@@ -28,6 +29,7 @@ class Loop:
     count: int | None = None
     comprehension: bool = False
     display: bool = False
+    mapping: bool = False
     depth: int = 0
     streams: bool = False
     launches: set[ast.AST] = field(default_factory=set)

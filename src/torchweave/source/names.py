@@ -16,9 +16,15 @@ from torchweave.source.values import (
     Stream,
     Tensor,
     Value,
+    Write,
     either,
     options,
     tensors_in,
+)
+
+# what goes over the parts of a mapping or model
+_PARTS = frozenset(
+    ["items", "keys", "values", "parameters", "named_parameters", "modules", "named_modules", "children"]
 )
 
 
@@ -98,14 +104,14 @@ class Names(Expressions):
 
     def _freed(self, tensor: Tensor, node: ast.expr | ast.stmt) -> None:
         storage = tensor.storage
-        home = storage.stream
-        if storage.kept or storage.told or home is None or tensor.device == "cpu":
+        write = self.state.last_write(storage)
+        if storage.kept or storage.told or write is None or tensor.device == "cpu":
             return
+        home = write.stream
         if not home.ambient:
             return  # a side stream's next work begins with a wait for the surrounding one, as a rule
         for user, (at, place) in storage.uses.items():
-            used = type(storage)(user, at, place)
-            if user is not home and not self.state.visible(used, home):
+            if user is not home and not self.state.visible(Write(user, at, place), home):
                 storage.told = True
                 self.note(FreedEarly(place, tensor.text, home.text, user.text, node.lineno))
 
@@ -116,6 +122,7 @@ class Names(Expressions):
             iterable,
             count=_count(iterable),
             display=isinstance(iterable, (ast.Tuple, ast.List)),
+            mapping=isinstance(iterable, ast.Call) and text_of(iterable.func).rpartition(".")[2] in _PARTS,
             depth=len(self.functions),
         )
         element = self._element(source, iterable)

@@ -17,6 +17,7 @@ from torchweave.source.values import (
     Stream,
     Tensor,
     Value,
+    Write,
     options,
     tensors_in,
 )
@@ -87,6 +88,7 @@ class Run:
     steps: int = 0
     steps_left: int = MOST_STEPS
     opaque_calls: int = 0
+    last_collective: int = -1
     statement: ast.stmt | None = None
 
     # -- where and when
@@ -176,29 +178,28 @@ class Run:
     def read(self, tensor: Tensor, node: ast.expr | ast.stmt, *, sure: bool = True) -> None:
         """Let the current stream read a tensor, and tell where it could not know that the tensor is done."""
         stream, storage = self.state.current, tensor.storage
-        if stream is None or storage.stream is None or storage.stream is stream or tensor.device == "cpu":
+        write = self.state.last_write(storage)
+        if stream is None or write is None or write.stream is stream or tensor.device == "cpu":
             return
         place = self.place(node)
         storage.uses[stream] = (self.now + 1, place)
-        if self.state.visible(storage, stream) or storage.place is None:
+        if self.state.visible(write, stream):
             return
         storage.told = True
-        made_on, line = storage.stream, storage.place.line
         certain = sure and tensor.device == "cuda"
-        self.note(Crossing(place, tensor.text, line, made_on.text, stream.text, certain))
+        self.note(Crossing(place, tensor.text, write.place.line, write.stream.text, stream.text, certain))
 
     def wrote(self, value: Value, launch: Launch | None) -> None:
         """Remember that a launch has written into tensors that were there."""
         for tensor in tensors_in(value):
             if launch is not None and tensor.device != "cpu":
-                tensor.storage.stream, tensor.storage.at, tensor.storage.place = launch.stream, launch.at, launch.place
+                self.state.written[tensor.storage] = _write(launch)
 
     def made(self, node: ast.expr | ast.stmt, launch: Launch | None, device: str = "", text: str = "") -> Tensor:
         """Return the tensor that a launch makes."""
         if launch is None:
             return Tensor(text, device=device or "cpu")
-        storage = Storage(launch.stream, launch.at, launch.place)
-        return Tensor(text, device=device, storage=storage, loss_of=launch.stream)
+        return Tensor(text, device=device, storage=Storage(_write(launch)), loss_of=launch.stream)
 
     def compute(
         self, node: ast.expr | ast.stmt, reads: Sequence[Value], device: str = "", *, sure: bool = True
@@ -248,6 +249,7 @@ class Run:
         """Reckon with a call that nobody can look into: the host may have waited in it."""
         self.state.pending.clear()
         self.opaque_calls += 1
+        self.tick()
         self.works_on_side()
         if any(word in name.lower() for word in WAITING):
             self.state.host[None] = self.now
@@ -362,6 +364,10 @@ class Run:
         """Somebody else holds these tensors from now on."""
         for tensor in tensors_in(value):
             tensor.storage.kept = True
+
+
+def _write(launch: Launch) -> Write | None:
+    return Write(launch.stream, launch.at, launch.place) if launch.stream is not None else None
 
 
 WAITING = ("sync", "wait", "barrier", "join", "fence", "flush", "drain", "finish", "stream", "event", "block")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from torchweave.source.values import Launch, Storage, Stream, Value, either
+from torchweave.source.values import Launch, Storage, Stream, Value, Write, either
 
 _K = TypeVar("_K")
 Seen = dict[Stream | None, int]  # by stream; None stands for all
@@ -27,6 +27,7 @@ class State:
         host: What the host has waited for; every later launch comes after it.
         events: What was seen by the stream on which an event was recorded.
         pending: Launches that the host has not waited for.
+        written: The last write into memory that was there before.
         names: The names of the running function.
         heap: Attributes of objects: by object and name.
         context: The line of the call that made the CUDA context; None before it.
@@ -39,6 +40,7 @@ class State:
     host: Seen = field(default_factory=dict)
     events: dict[Value, tuple[Stream | None, Seen]] = field(default_factory=dict)
     pending: dict[Launch, None] = field(default_factory=dict)
+    written: dict[Storage, Write | None] = field(default_factory=dict)
     names: dict[str, Value] = field(default_factory=dict)
     heap: dict[tuple[Value, str], Value] = field(default_factory=dict)
     context: int | None = None
@@ -53,20 +55,25 @@ class State:
             dict(self.host),
             dict(self.events),
             dict(self.pending),
+            dict(self.written),
             dict(self.names),
             dict(self.heap),
             self.context,
             self.cuda,
         )
 
-    def visible(self, storage: Storage, stream: Stream) -> bool:
-        """Return whether a stream's next launch comes after what was last written to a storage."""
-        made = storage.stream
-        if made is None or made is stream or storage.at == 0:
+    def last_write(self, storage: Storage) -> Write | None:
+        """Return how memory was written last; None where that is not known."""
+        return self.written.get(storage, storage.made)
+
+    def visible(self, write: Write | None, stream: Stream) -> bool:
+        """Return whether a stream's next launch comes after a write."""
+        made = write.stream if write is not None else None
+        if write is None or made is None or made is stream:
             return True
         views = [self.host, self.seen.get(stream, {}), self.seen.get(self.several, {}) if stream.many else {}]
         of = [made, None, self.several] if made.many else [made, None]
-        return any(storage.at <= view.get(one, 0) for view in views for one in of)
+        return any(write.at <= view.get(one, 0) for view in views for one in of)
 
     def wait(self, waiter: Stream | None, awaited: Stream | None, now: int) -> None:
         """Let one stream wait for all that was queued on another; an unknown one stands for all."""
@@ -137,6 +144,7 @@ def meet(before: State, ways: list[State]) -> State:
         met.events.update(way.events)
         met.current = met.current if met.current is way.current else None
         met.cuda |= way.cuda
+        met.written.update(way.written)
         met.context = met.context if way.context is None or met.context is not None else way.context
     _meet_values(met.names, [way.names for way in ways])
     _meet_values(met.heap, [way.heap for way in ways])

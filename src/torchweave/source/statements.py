@@ -167,7 +167,6 @@ class Statements(Contexts):
     ) -> Signal:
         """Read a loop's body twice, so that what one turn leaves behind meets the next."""
         current, entry = self.state.current, self.state
-        loop.streams = current is not None and not current.ambient
         guards, self.guards = self.guards, []
         leaves: list[State] = []
         self.activations[-1].exits.append(leaves)

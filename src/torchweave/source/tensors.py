@@ -101,7 +101,9 @@ def to(run: Run, receiver: Value, made: Call) -> Value | None:
         if named and _is_true(non_blocking):
             upload(run, made, receiver, sure=False)
         return run.compute(made.node, [receiver]) if known[0].device != "cpu" else Tensor(receiver.text)
-    if known[0].device == "cuda" and run.state.current is known[0].storage.stream:
+    if known[0].device == "cuda" and run.state.current is getattr(
+        run.state.last_write(known[0].storage), "stream", None
+    ):
         return receiver  # it is there already
     if _is_true(non_blocking):
         upload(run, made, receiver, sure=True)

@@ -56,22 +56,27 @@ class Event(Value):
     """A CUDA event; what it waits for is in the state, by its identity."""
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write into memory: on which stream, when by the state's clock, and by which operation."""
+
+    stream: Stream
+    at: int
+    place: Place
+
+
 @dataclass(eq=False, slots=True)
 class Storage:
-    """The memory behind a tensor and its views.
+    """The memory behind a tensor and its views; later writes are in the state, as branches have their own.
 
     Attributes:
-        stream: The stream on which it was written last; None where that is not known.
-        at: When, by the state's clock; 0 for before everything.
-        place: The operation that wrote it.
+        made: How it was written first; None where that is not known.
         uses: Other streams that read it: when and where last.
         kept: Somebody else may hold it (returned, stored, recorded), so dropping a name frees nothing.
         told: A missing wait on it was reported already.
     """
 
-    stream: Stream | None = None
-    at: int = 0
-    place: Place | None = None
+    made: Write | None = None
     uses: dict[Stream, tuple[int, Place]] = field(default_factory=dict)
     kept: bool = False
     told: bool = False
