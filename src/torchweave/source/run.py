@@ -24,7 +24,7 @@ from torchweave.source.values import (
 
 # so deep a nesting is not looked into, and so many steps are taken from one entry and in one file: both far beyond
 # what people write, and short enough that no file takes long
-MOST_DEPTH = 150
+MOST_DEPTH = 110
 MOST_STEPS_OF_ENTRY = 6_000
 MOST_STEPS = 200_000
 

@@ -35,8 +35,9 @@ def find(facts: Facts) -> Iterator[Found]:
 
 
 def _mend(call: Backward) -> str:
-    written = ast.unparse(call.place.node) if isinstance(call.place.node, ast.Call) else ""
-    backward = written if 0 < len(written) < _MOST and "\n" not in written else f"{call.loss}.backward()"
+    node = call.place.node
+    short = node.lineno == node.end_lineno and (node.end_col_offset or _MOST) - node.col_offset < _MOST
+    backward = ast.unparse(node) if short else f"{call.loss}.backward()"
     return (
         f"out = torchweave.weave(forward=lambda: chunk(x), backward=lambda: {backward})\n"
         "# or run the forward of this loss under the stream that its backward shall run on:\n"
