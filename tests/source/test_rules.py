@@ -377,6 +377,14 @@ FORMS = {
             with torch.cuda.stream(side):
                 view.copy_(host, non_blocking=True)
     """,
+    "not wait: a blocking upload is done when it returns": """
+        def copy(numbers, host, side):
+            index = torch.tensor(numbers, device="cuda")
+            whole = torch.randn(9, 9).cuda()
+            with torch.cuda.stream(side):
+                host.copy_(whole.index_select(0, index), non_blocking=True)
+            side.synchronize()
+    """,
     "not wait: sizes are no uses": """
         def step(x, side):
             with torch.cuda.stream(side):
@@ -516,6 +524,12 @@ FORMS = {
             b.wait()
             a.wait()
     """,
+    "not dependency: whoever iterates goes on between": """
+        def broadcast(x):
+            handle = dist.broadcast(x, src=0, async_op=True)
+            yield
+            handle.wait()
+    """,
     "not dependency: between CPUs": """
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(9), async_op=True).wait()
@@ -590,6 +604,15 @@ FORMS = {
                     h = batch.pin_memory()
                 x = h.to("cuda", non_blocking=True)
     """,
+    "not alloc: a constructor's buffers": """
+        class Offload:
+            def __init__(self, parameters):
+                self.host = {}
+                for p in parameters:
+                    h = torch.empty_like(p, device="cpu", pin_memory=True)
+                    h.copy_(torch.exp(p), non_blocking=True)
+                    self.host[p] = h
+    """,
     "not alloc: once an epoch, after an error, now and then": """
         def run(data, net):
             for epoch in range(9):
@@ -640,6 +663,16 @@ FORMS = {
         def all_of_them(candidates):
             for one in candidates:
                 tune(one)
+    """,
+    "not alias: a benchmark's cases": """
+        def bench(size):
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                torch.ones(size, device="cuda")
+        def main():
+            for a in (1, 2, 3, 4, 5, 6):
+                for b in (1, 2, 3, 4, 5, 6):
+                    bench(a * b)
     """,
     "not alias: made once": """
         def run(data):

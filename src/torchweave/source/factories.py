@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from torchweave.source.facts import (
-    Pinned,
-)
 from torchweave.source.run import Call, Run
 from torchweave.source.values import (
     Const,
@@ -36,8 +33,7 @@ def factory(run: Run, name: str, made: Call) -> Value:
     device = where(run, made)
     pin = made.keywords.get("pin_memory")
     if isinstance(pin, Const) and pin.value is True:
-        run.note(Pinned(run.place(made.node), run.stores(made.node)))
-        return Tensor(device="cpu", pinned=True)
+        return run.pinned(made.node)
     if name in WRAPS_HOST and name != "asarray" and "device" not in made.keywords:
         source = made.given(0, "data")
         given = next(tensors_in(source), None)
@@ -48,6 +44,8 @@ def factory(run: Run, name: str, made: Call) -> Value:
         # a short copy is staged at once: only memory whose size may be large counts as not pinned
         visible = pin is None and not made.starred and not _is_small(name, made)
         return Tensor(device="cpu", pinned=False if visible else None)
+    if name == "tensor" and device == "cuda" and not _is_empty(made):
+        return run.uploaded(made.node)
     return new(run, made, device, launches=name not in ALLOCATIONS and not _is_empty(made))
 
 

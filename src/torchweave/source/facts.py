@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -213,10 +214,12 @@ class Pinned(Fact):
     """Pinned memory is made.
 
     Attributes:
-        kept: It is put into a container or attribute, so it outlives the loop's turn.
+        kept: It is put into a container or attribute at once, so it outlives the loop's turn.
+        is_held: Asks, when the file was read, whether it was put into one later.
     """
 
     kept: bool
+    is_held: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,9 @@ class Functions(Names):
     def at_yield(self, value: Value) -> None:
         """Run the body of a with statement where its generator yields."""
         activation = self.activations[-1]
-        if activation.at_yield is not None and not activation.yielded:
+        if activation.at_yield is None:
+            self.maybe_waits("yield")  # whoever iterates goes on meanwhile
+        elif not activation.yielded:
             activation.yielded = True
             activation.at_yield(value)
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchweave.source.facts import ClockPair, Crossing, Fact, Facts, HostWait, Loop, Place
+from torchweave.source.facts import ClockPair, Crossing, Fact, Facts, HostWait, Loop, Pinned, Place
 from torchweave.source.state import State
 from torchweave.source.values import (
     Clock,
@@ -200,6 +200,18 @@ class Run:
         if launch is None:
             return Tensor(text, device=device or "cpu")
         return Tensor(text, device=device, storage=Storage(_write(launch)), loss_of=launch.stream)
+
+    def pinned(self, node: ast.expr) -> Tensor:
+        """Make pinned memory."""
+        storage = Storage()
+        self.note(Pinned(self.place(node), self.stores(node), lambda: storage.kept))
+        return Tensor(device="cpu", pinned=True, storage=storage)
+
+    def uploaded(self, node: ast.expr | ast.stmt, text: str = "") -> Tensor:
+        """Copy from the host, and wait until it is there: such a copy is done when its call returns."""
+        self.launch(node, [], "cuda")
+        self.state.host_wait(self.state.current, self.now)
+        return Tensor(text, device="cuda", loss_of=self.state.current)
 
     def compute(
         self, node: ast.expr | ast.stmt, reads: Sequence[Value], device: str = "", *, sure: bool = True

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from torchweave.source import autograd, streams
 from torchweave.source.facts import (
     PageableUpload,
-    Pinned,
 )
 from torchweave.source.run import Call, Run
 from torchweave.source.values import (
@@ -87,7 +86,9 @@ def to(run: Run, receiver: Value, made: Call) -> Value | None:
     if device == "cuda":
         run.uses_cuda(made.node)
     if not known:
-        if type(receiver) is Value and device == "cuda" and (_is_true(non_blocking) or made.name == "cuda"):
+        if type(receiver) is Value and device == "cuda" and not _is_true(non_blocking):
+            return run.uploaded(made.node, receiver.text)
+        if type(receiver) is Value and device == "cuda":
             return run.made(made.node, run.launch(made.node, [], "cuda", sure=False), "cuda", receiver.text)
         return None
     if device == "cpu":
@@ -105,6 +106,8 @@ def to(run: Run, receiver: Value, made: Call) -> Value | None:
         run.state.last_write(known[0].storage), "stream", None
     ):
         return receiver  # it is there already
+    if known[0].device == "cpu" and not _is_true(non_blocking):
+        return run.uploaded(made.node, receiver.text)
     if _is_true(non_blocking):
         upload(run, made, receiver, sure=True)
     return run.made(made.node, run.launch(made.node, [receiver], "cuda"), "cuda")
@@ -138,8 +141,7 @@ def copy_into(run: Run, receiver: Value, made: Call) -> Value | None:
 
 def pin(run: Run, receiver: Value, made: Call) -> Value | None:
     """Make a pinned copy."""
-    run.note(Pinned(run.place(made.node), run.stores(made.node)))
-    return Tensor(receiver.text, device="cpu", pinned=True)
+    return run.pinned(made.node)
 
 
 def record_stream(run: Run, receiver: Value, made: Call) -> Value:

@@ -39,7 +39,8 @@ def find(facts: Facts) -> Iterator[Found]:
         for count in known:
             number *= count
         comprehension = any(loop.comprehension for loop in loops)
-        if number > POOL and len(known) == len(counts):
+        here = made.place.depth == loops[-1].depth and not any(loop.display for loop in loops)
+        if number > POOL and len(known) == len(counts) and here:
             why = f"{number} streams are made here and the pool has {POOL}, so some of them are the same CUDA stream."
             yield Found(made.place.node, why, MEND, "shown")
         elif len(known) < len(counts) and not (comprehension or made.kept or made.for_capture or made.place.guards):
