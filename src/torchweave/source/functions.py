@@ -153,17 +153,18 @@ class Functions(Names):
         if ends:
             self.go(meet(before, ends))
         values = [value for _, value in activation.returns]
-        self._end_of_function(node)
+        self._end_of_function(node, values)
         if self.traits_of(node).generator:
             return Value()
         return either(*values) if values else Value()
 
-    def _end_of_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """The function's own names go."""
+    def _end_of_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, returned: list[Value]) -> None:
+        """The function's own names go, all but what is returned."""
         own = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         if self.traits_of(node).closures:
             return
-        held = {id(one.storage) for name in own for one in tensors_in(self.state.names.get(name))}
+        staying = [*returned, *(self.state.names.get(name) for name in own)]
+        held = {id(one.storage) for value in staying for one in tensors_in(value)}
         last = node.body[-1]
         for name, value in list(self.state.names.items()):
             if name not in own and len(options(value)) == 1:

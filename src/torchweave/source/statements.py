@@ -199,7 +199,6 @@ class Statements(Contexts):
 
     def _return(self, node: ast.Return) -> Signal:
         value = self.value(node.value)
-        self.keep(value)
         self.activations[-1].returns.append((self.state, value))
         return "return"
 
