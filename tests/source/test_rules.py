@@ -55,6 +55,13 @@ FORMS = {
             with timer("exp"):
                 x.exp()
     """,
+    "timed: subtracted in place": """
+        x = torch.ones(9, device="cuda")
+        begin = time.time()
+        x.exp()
+        taken = time.time()  # -> timed_without_sync
+        taken -= begin
+    """,
     "timed: timeit of a lambda": """
         import timeit
         x = torch.ones(9, device="cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from torchweave.source import methods, torch_calls
+from torchweave.source import clocks, methods, torch_calls
 from torchweave.source.facts import Loop
 from torchweave.source.run import Call, Run
 from torchweave.source.values import (
@@ -219,7 +219,7 @@ class Expressions(Run):
     def _binary(self, node: ast.BinOp) -> Value:
         left, right = self.value(node.left), self.value(node.right)
         if isinstance(node.op, ast.Sub):
-            self.subtract_clocks(left, right)
+            clocks.subtract(self, left, right)
         if any(True for _ in tensors_in(left)) or any(True for _ in tensors_in(right)):
             return self.compute(node, [left, right])
         if isinstance(left, Items) and isinstance(right, Items) and isinstance(node.op, ast.Add):

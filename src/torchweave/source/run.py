@@ -6,10 +6,9 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchweave.source.facts import ClockPair, Crossing, Fact, Facts, HostWait, Loop, Pinned, Place
+from torchweave.source.facts import Crossing, Fact, Facts, HostWait, Loop, Pinned, Place
 from torchweave.source.state import State
 from torchweave.source.values import (
-    Clock,
     Frame,
     Function,
     Launch,
@@ -290,46 +289,6 @@ class Run:
         if value.stream is None and ask:
             value.stream = Stream(value.text, many=value.many)
         return value.stream
-
-    def read_clock(self, node: ast.expr) -> Clock:
-        """Read a host clock."""
-        for loop in self.loops[-1:]:
-            loop.awaited = True
-        at, pending = self.tick(), tuple(self.state.pending)
-        return Clock(at=at, place=self.place(node), pending=pending, opaque=self.opaque_calls)
-
-    def subtract_clocks(self, second: Value, first: Value) -> None:
-        """Tell where a difference of clock readings encloses work that nobody waited for."""
-        firsts = [one for one in options(first) if isinstance(one, Clock)]
-        seconds = [one for one in options(second) if isinstance(one, Clock)]
-        if not firsts or not seconds:
-            return
-        begin, end = max(firsts, key=lambda one: one.at), max(seconds, key=lambda one: one.at)
-        launches = [one for one in end.pending if one.at > begin.at]
-        if not launches or begin.place is None or end.place is None:
-            return
-        known = [one for one in launches if one.device == "cuda"]
-        # calls into other files between the readings: most of the time may be theirs
-        alone = begin.opaque == end.opaque
-        if not known and not (self.state.cuda and alone):
-            return
-        last = max(known or launches, key=lambda one: one.at)
-        sure = bool(known) and alone
-        self.note(ClockPair(end.place, begin.place.line, last.place.line, sure, self.label()))
-
-    def label(self) -> str:
-        """Return what the statement that is being read puts its value into, in its own words."""
-        if isinstance(self.statement, ast.Assign):
-            targets = self.statement.targets
-        elif isinstance(self.statement, (ast.AugAssign, ast.AnnAssign)):
-            targets = [self.statement.target]
-        else:
-            return ""
-        words = []
-        for node in (part for target in targets for part in ast.walk(target)):
-            for word in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "value", None)):
-                words += [word] if isinstance(word, str) else []
-        return " ".join(words)
 
     def captures_graphs(self) -> bool:
         """Return whether the function that is being read captures CUDA graphs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
+from torchweave.source import clocks
 from torchweave.source.contexts import Contexts
 from torchweave.source.expressions import text_of
 from torchweave.source.facts import Loop
@@ -53,7 +54,7 @@ class Statements(Contexts):
     def _augmented(self, node: ast.AugAssign) -> Signal:
         value, target = self.value(node.value), self.value(node.target)
         if isinstance(node.op, ast.Sub):
-            self.subtract_clocks(target, value)
+            clocks.subtract(self, target, value)
         known = [one for one in options(target) if isinstance(one, Tensor)]
         if known:
             self.wrote(target, self.launch(node, [target, value]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchweave.source import autograd, collectives, devices, environment, factories, streams
+from torchweave.source import autograd, clocks, collectives, devices, environment, factories, streams
 from torchweave.source.run import Call, Run
 from torchweave.source.values import (
     Const,
@@ -35,7 +35,7 @@ def call(run: Run, path: str, made: Call) -> Value:
     """Do what a call by path does, and return its value."""
     path = path.removeprefix("torch._C._cuda_") if path.startswith("torch._C._cuda_") else path
     if path in CLOCKS:
-        return run.read_clock(made.node)
+        return clocks.read(run, made.node)
     handler = _HANDLERS.get(path)
     if handler is not None:
         return handler(run, made)
@@ -110,9 +110,9 @@ def _timeit(run: Run, made: Call) -> Value:
     work = made.given(0, "stmt")
     for one in options(work):
         if isinstance(one, Function):
-            begin = run.read_clock(made.node)
+            begin = clocks.read(run, made.node)
             run.inline(one, Call(made.node, "stmt", None, [], {}, starred=False))
-            run.subtract_clocks(run.read_clock(made.node), begin)
+            clocks.subtract(run, clocks.read(run, made.node), begin)
     return Value()
 
 
