@@ -120,7 +120,7 @@ def _print(result: _Result, args: argparse.Namespace) -> None:
         sys.stdout.write(looks.to_json(result.findings))
     elif args.format == "github":
         sys.stdout.write(looks.to_github(result.findings))
-    else:
+    elif result.num_files:
         from torchweave.cli.output import print_lines, width
         from torchweave.reporting.text import Line
 
