@@ -11,8 +11,9 @@ from torchweave.source.values import Clock, Value, options
 
 def read(run: Run, node: ast.expr) -> Clock:
     """Read a host clock."""
-    for loop in run.loops[-1:]:
-        loop.awaited = True
+    for loop in run.loops:
+        loop.measured = True
+        loop.awaited |= loop is run.loops[-1]
     at, pending = run.tick(), tuple(run.state.pending)
     return Clock(at=at, place=run.place(node), pending=pending, opaque=run.opaque_calls)
 

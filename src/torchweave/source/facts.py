@@ -24,6 +24,7 @@ class Loop:
         streams: Its own function uses a side stream in it, and in no loop inside it.
         launches: Calls in it, and in no loop or function inside it, that launch device work.
         awaited: Host clocks or event times are read in it: what is synchronized there is being measured.
+        measured: The same, in it or in a loop inside it.
     """
 
     node: ast.AST
@@ -35,6 +36,7 @@ class Loop:
     streams: bool = False
     launches: set[ast.AST] = field(default_factory=set)
     awaited: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@
 
 **Found.** `empty_cache()` in every turn of a loop that launches device work itself.
 
-**Not found.** Loops over the parts of a mapping or model, what runs under a condition inside the loop or after an
-error, and loops whose work is in an inner loop or in other functions: once an epoch is no harm.
+**Not found.** Loops that read clocks, as benchmarks of several cases do, loops over the parts of a mapping or model,
+what runs under a condition inside the loop or after an error, and loops whose work is in an inner loop or in other
+functions: once an epoch is no harm.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each call."""
     for call in facts.of(CacheEmptied):
         loop = call.place.loop
-        if loop is None or loop.mapping or call.place.guards or not (loop.launches or loop.streams):
+        if loop is None or loop.mapping or loop.measured or call.place.guards or not (loop.launches or loop.streams):
             continue
         why = (
             "Every turn of this loop waits for the device, gives the cached memory back, and has to allocate it again "
