@@ -118,6 +118,13 @@ FORMS = {
         train(x)
         print(time.time() - begin)
     """,
+    "not timed: a method of a model may wait": """
+        def infer(model, x):
+            model = model.to("cuda")
+            begin = time.time()
+            out = model.inference(x.cuda())
+            print(time.time() - begin)
+    """,
     "not timed: meant to be the time of launching": """
         x = torch.ones(9, device="cuda")
         begin = time.time()
@@ -387,9 +394,12 @@ FORMS = {
     "not wait: a blocking upload is done when it returns": """
         def copy(numbers, host, side):
             index = torch.tensor(numbers, device="cuda")
-            whole = torch.randn(9, 9).cuda()
+            other = torch.tensor(numbers, device=host.device)
+            whole = torch.randn(9, 9).cuda() + 0
+            side.wait_stream(torch.cuda.current_stream())
+            again = torch.tensor(numbers, device=host.device)
             with torch.cuda.stream(side):
-                host.copy_(whole.index_select(0, index), non_blocking=True)
+                host.copy_(whole[index].index_select(0, other).index_select(0, again), non_blocking=True)
             side.synchronize()
     """,
     "not wait: sizes are no uses": """

@@ -44,8 +44,8 @@ def factory(run: Run, name: str, made: Call) -> Value:
         # a short copy is staged at once: only memory whose size may be large counts as not pinned
         visible = pin is None and not made.starred and not _is_small(name, made)
         return Tensor(device="cpu", pinned=False if visible else None)
-    if name == "tensor" and device == "cuda" and not _is_empty(made):
-        return run.uploaded(made.node)
+    if name == "tensor" and not _is_empty(made):
+        return run.uploaded(made.node) if device == "cuda" else Tensor(device=device)
     return new(run, made, device, launches=name not in ALLOCATIONS and not _is_empty(made))
 
 

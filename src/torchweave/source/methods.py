@@ -26,19 +26,9 @@ from torchweave.source.words import (
     HARMLESS,
     HOST_METHODS,
     METADATA,
+    MODULE,
     OPERATIONS,
     VIEWS,
-)
-
-# how people call what is called like a module
-_MODULE = re.compile(
-    r"(?!(get|load|make|build|create|init|prepare|save|wrap|unwrap|set|update|compile|convert|register|replace|parse|read|"
-    r"write|add|apply|find|is|has|check|print|log|freeze|setup|shard|export|import|patch|clone|copy|run|test|validate|"
-    r"evaluate|eval|train|assert|fetch|resolve|select|new|gather|merge|quantize|offload|move|log|reset|count|num|"
-    r"verify|switch|use|can|should|normalize|format|in|on|to|from|fuse|unload|clear|free|del)_)"
-    r"_*(\w+_)?(model|module|net|network|layer|block|encoder|decoder|linear|conv|mlp|ffn|attn|attention|backbone|"
-    r"criterion|loss_fn|loss_func|chunk|expert|stage|embed|embedding|proj|fc|generator|discriminator|unet|vae|"
-    r"transformer)\d*$"
 )
 
 
@@ -82,7 +72,7 @@ def opaque(run: Run, made: Call, *, imported: bool = False) -> Value:
         return Value()
     if name in ("backward", "run_backward"):
         return autograd.of_backward(run, made)
-    if not imported and _MODULE.match(name) and (made.args or made.keywords):
+    if not imported and MODULE.match(name) and (made.args or made.keywords):
         sure = any(one.device == "cuda" for one in tensors)
         reads = [] if _hands_over_order(made) else [*made.args, *made.keywords.values()]
         result = run.compute(made.node, reads, "cuda" if sure else "", sure=sure)

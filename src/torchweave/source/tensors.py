@@ -11,6 +11,7 @@ from torchweave.source.facts import (
 from torchweave.source.run import Call, Run
 from torchweave.source.values import (
     Const,
+    Module,
     Tensor,
     Value,
     device_of,
@@ -20,6 +21,7 @@ from torchweave.source.values import (
 from torchweave.source.words import (
     HOST_METHODS,
     METADATA,
+    MODULE,
     VIEWS,
 )
 
@@ -85,6 +87,8 @@ def to(run: Run, receiver: Value, made: Call) -> Value | None:
     non_blocking = made.keywords.get("non_blocking") or made.given(1, "non_blocking")
     if device == "cuda":
         run.uses_cuda(made.node)
+    if not known and device == "cuda" and MODULE.match(receiver.text.rpartition(".")[2]):
+        return Module(receiver.text, device=device)
     if not known:
         if type(receiver) is Value and device == "cuda" and not _is_true(non_blocking):
             return run.uploaded(made.node, receiver.text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 CLOCKS = frozenset(f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")) | {
     "timeit.default_timer"
 }
@@ -83,4 +85,15 @@ HARMLESS = frozenset(
 HARMLESS_ROOTS = frozenset(
     "time math random logging os sys json re itertools functools collections warnings argparse pathlib typing "
     "datetime string copy contextlib gc inspect enum dataclasses statistics operator types uuid hashlib shutil".split()
+)
+
+# how people call what is called like a module
+MODULE = re.compile(
+    r"(?!(get|load|make|build|create|init|prepare|save|wrap|unwrap|set|update|compile|convert|register|replace|parse|read|"
+    r"write|add|apply|find|is|has|check|print|log|freeze|setup|shard|export|import|patch|clone|copy|run|test|validate|"
+    r"evaluate|eval|train|assert|fetch|resolve|select|new|gather|merge|quantize|offload|move|log|reset|count|num|"
+    r"verify|switch|use|can|should|normalize|format|in|on|to|from|fuse|unload|clear|free|del)_)"
+    r"_*(\w+_)?(model|module|net|network|layer|block|encoder|decoder|linear|conv|mlp|ffn|attn|attention|backbone|"
+    r"criterion|loss_fn|loss_func|chunk|expert|stage|embed|embedding|proj|fc|generator|discriminator|unet|vae|"
+    r"transformer)\d*$"
 )
