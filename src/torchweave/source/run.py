@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torchweave.source.facts import Crossing, Fact, Facts, HostWait, Loop, Pinned, Place
 from torchweave.source.state import State
 from torchweave.source.values import (
+    Choice,
     Frame,
     Function,
     Launch,
@@ -153,8 +154,8 @@ class Run:
             self.uses_cuda(node)
         elif side and sure:
             device = "cuda"
-        for tensor in read:
-            self.read(tensor, node, sure=sure)
+        for value in reads:
+            self.read_any(value, node, sure=sure)
         launch = Launch(self.tick(), stream, device, self.place(node), copy=what == "copy")
         self.state.pending[launch] = None
         if self.loops and self.loops[-1].depth == len(self.functions):
@@ -187,6 +188,16 @@ class Run:
         storage.told = True
         certain = sure and tensor.device == "cuda"
         self.note(Crossing(place, tensor.text, write.place.line, write.stream.text, stream.text, certain))
+
+    def read_any(self, value: Value, node: ast.expr | ast.stmt, *, sure: bool = True) -> None:
+        """Let the current stream read what a value is or holds; one of several is told only if none of them is done."""
+        stream, tensors = self.state.current, list(tensors_in(value))
+        if isinstance(value, Choice) and stream is not None:
+            writes = [self.state.last_write(tensor.storage) for tensor in tensors]
+            if len(tensors) < len(value.options) or any(self.state.visible(write, stream) for write in writes):
+                return
+        for tensor in tensors:
+            self.read(tensor, node, sure=sure)
 
     def wrote(self, value: Value, launch: Launch | None) -> None:
         """Remember that a launch has written into tensors that were there."""
