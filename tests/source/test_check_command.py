@@ -336,6 +336,8 @@ def test_a_notebook_is_read_cell_by_cell(folder, capsys):
     code, out, err = run(capsys, "n.ipynb")
     assert (code, err) == (1, "")
     assert out.startswith("n.ipynb:cell 4:2:1: launch_blocking")
+    annotation = run(capsys, "n.ipynb", "--format", "github")[1]
+    assert annotation.startswith("::warning file=n.ipynb,line=1,title=torchweave%3A launch_blocking::Cell 4, line 2: ")
 
 
 def test_python_from_a_pipe(folder):

@@ -35,10 +35,13 @@ def to_github(findings: Sequence[Finding]) -> str:
     for one in findings:
         likely = ", likely" if one.certainty == "likely" else ""
         message = f"{one.why}\nMend:\n{one.mend}"
-        rows.append(
-            f"::warning file={_property(one.file)},line={one.line},col={one.column},"
-            f"title={_property(f'torchweave: {one.cause}{likely}')}::{_message(message)}"
-        )
+        path, cell, number = one.file.partition(":cell ")
+        place = f"line={one.line},col={one.column}"
+        if cell:
+            # a notebook's file has other lines than its cells
+            place, message = "line=1", f"Cell {number}, line {one.line}: {message}"
+        title = _property(f"torchweave: {one.cause}{likely}")
+        rows.append(f"::warning file={_property(path)},{place},title={title}::{_message(message)}")
     return "".join(row + "\n" for row in rows)
 
 
