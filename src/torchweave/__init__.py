@@ -10,12 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchweave import pipeline
     from torchweave.engine.crossing import communication
-    from torchweave.engine.pair import weave
+    from torchweave.engine.pair import choices, weave
     from torchweave.errors import TorchweaveError
     from torchweave.timing import timed
 
-__all__ = ["TorchweaveError", "__version__", "communication", "timed", "weave"]
+__all__ = ["TorchweaveError", "__version__", "choices", "communication", "pipeline", "timed", "weave"]
 
 try:
     __version__ = version("torchweave")
@@ -24,7 +25,9 @@ except PackageNotFoundError:  # run from its sources, without installing it
 
 _HOME = {
     "TorchweaveError": "torchweave.errors",
+    "choices": "torchweave.engine.pair",
     "communication": "torchweave.engine.crossing",
+    "pipeline": "torchweave.pipeline",
     "timed": "torchweave.timing",
     "weave": "torchweave.engine.pair",
 }
@@ -35,7 +38,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'torchweave' has no attribute {name!r}")
     try:
-        value = getattr(import_module(_HOME[name]), name)
+        home = import_module(_HOME[name])
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -44,7 +47,7 @@ def __getattr__(name: str) -> Any:
         raise TorchweaveError(
             f"torchweave.{name} needs torch", given="a Python without it", remedy="pip install 'torchweave[torch]'"
         ) from error
-    globals()[name] = value
+    globals()[name] = value = home if name == "pipeline" else getattr(home, name)
     return value
 
 

@@ -43,7 +43,15 @@ def test_importing_the_package_imports_neither_torch_nor_numpy(code):
 
 
 def test_public_names_are_frozen():
-    assert torchweave.__all__ == ["TorchweaveError", "__version__", "communication", "timed", "weave"]
+    assert torchweave.__all__ == [
+        "TorchweaveError",
+        "__version__",
+        "choices",
+        "communication",
+        "pipeline",
+        "timed",
+        "weave",
+    ]
     assert dir(torchweave) == torchweave.__all__
 
 

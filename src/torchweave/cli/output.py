@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from torchweave.cli.terminal import can_print
 from torchweave.diagnose.ranks import Found
 from torchweave.reporting.record import to_json
 from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
@@ -65,15 +66,6 @@ def write(found: Found, source: Path, *, html: Path | None, perfetto: Path | Non
     for path in (html, perfetto):
         if path is not None:
             print(f"torchweave: wrote {path}", file=sys.stderr)
-
-
-def can_print(text: str) -> bool:
-    """Return whether standard output's encoding has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def print_lines(lines: list[Line]) -> None:
