@@ -8,8 +8,8 @@ reading nothing that waits for it: no `synchronize()` of the device, stream or e
 operator that waits. Helper functions, methods, context managers and lambdas of the same file are looked through.
 
 **Not found.** Calls into other files, unless they are a module's call: they may wait. A wait in one branch counts as a
-wait. A difference that is named after the host's time (`launch_s`, `host_ms`, `enqueue_time`) is meant so.
-`torch.utils.benchmark` and `torchweave.timed` wait by themselves.
+wait. A difference that is named after the host's time (`launch_s`, `host_ms`, `enqueue_time`), or whose function is,
+is meant so. `torch.utils.benchmark` and `torchweave.timed` wait by themselves.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _ON_PURPOSE = re.compile(
     r"issue|launch|enqueue|submit|dispatch|host|cpu|wall|compil|load|init|build|setup|prepar", re.IGNORECASE
 )
 
+_OF_THE_HOST = re.compile(r"host|launch|enqueue|(^|_)(cpu|wall)(_|$)", re.IGNORECASE)
+
 MEND = """\
 with torchweave.timed() as t:    # reads the host's time and the device's
     step()
@@ -37,7 +39,7 @@ torch.cuda.synchronize()
 def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each second reading."""
     for pair in facts.of(ClockPair):
-        if _ON_PURPOSE.search(pair.label):
+        if _ON_PURPOSE.search(pair.label) or _OF_THE_HOST.search(pair.place.function):
             continue
         why = (
             f"This clock reading comes when the device work launched on line {pair.launch} has only been enqueued, so "
