@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import torchweave
 from torchweave.cli.main import main
 from torchweave.source import check_file, check_source
 from torchweave.source.settings import settings_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FAULT = 'import os\nos.environ["CUDA_LAUNCH_BLOCKING"] = "1"{}\n'
+# a subprocess in another folder gets the sources that this process has
+OURS = {**os.environ, "PYTHONPATH": str(Path(torchweave.__file__).parents[1])}
 KEYS = ["file", "line", "column", "cause", "why", "mend", "certainty"]
 
 
@@ -118,7 +121,7 @@ def test_check_imports_neither_torch_nor_numpy(folder):
         "print([m for m in ('torch', 'numpy', 'rich', 'msgspec') if m in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False, env=os.environ
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False, env=OURS
     )
     assert result.stdout == "[]\n", result.stderr
 
@@ -343,6 +346,6 @@ def test_a_notebook_is_read_cell_by_cell(folder, capsys):
 def test_python_from_a_pipe(folder):
     result = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m torchweave check <(printf '%s' \"$CODE\")"],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "CODE": FAULT.format("")},
+        capture_output=True, text=True, timeout=60, check=False, env={**OURS, "CODE": PLAIN},
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
