@@ -16,7 +16,7 @@ from torchweave import __version__
 from torchweave.errors import TorchweaveError, UnreadableInputError, UsageError
 
 # One module a subcommand; its docstring is its help. Each has `configure(parser)` and `run(args) -> exit code`.
-COMMANDS = ("demo", "bench", "plan", "why", "explain", "causes", "compare")
+COMMANDS = ("demo", "bench", "plan", "why", "check", "explain", "causes", "compare")
 
 EXIT_USAGE = 2
 EXIT_UNREADABLE = 3
