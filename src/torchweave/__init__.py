@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from torchweave.engine.crossing import communication
     from torchweave.engine.pair import weave
     from torchweave.errors import TorchweaveError
+    from torchweave.record.marks import region, step
     from torchweave.timing import timed
+    from torchweave.watching import watch
 
-__all__ = ["TorchweaveError", "__version__", "communication", "timed", "weave"]
+__all__ = ["TorchweaveError", "__version__", "communication", "region", "step", "timed", "watch", "weave"]
 
 try:
     __version__ = version("torchweave")
@@ -25,7 +27,10 @@ except PackageNotFoundError:  # run from its sources, without installing it
 _HOME = {
     "TorchweaveError": "torchweave.errors",
     "communication": "torchweave.engine.crossing",
+    "region": "torchweave.record.marks",
+    "step": "torchweave.record.marks",
     "timed": "torchweave.timing",
+    "watch": "torchweave.watching",
     "weave": "torchweave.engine.pair",
 }
 

@@ -1,0 +1,45 @@
+"""Looks at times where the program's threads are: what a host did between two operators has no other witness."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from torchweave.record.writer import Writer
+
+PERIOD_S = 0.002
+_LIMIT_S = 5.0
+
+
+class Sampler:
+    """A thread that samples the others while the writer is on.
+
+    Args:
+        writer: Where to write.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchweave sampler", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop it and wait for it."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_LIMIT_S)
+
+    def _run(self) -> None:
+        writer, own = self._writer, threading.get_ident()
+        while not self._stop.wait(PERIOD_S):
+            if not writer.on:
+                continue
+            for ident, frame in sys._current_frames().items():
+                # threads that never asked anything of a device are of no interest
+                number = writer.native(ident)
+                if ident != own and number is not None:
+                    writer.sample(number, frame)
