@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 _ENDINGS = (".py", ".pyw")
 
@@ -57,7 +57,8 @@ def cut(parser: argparse.ArgumentParser, words: Sequence[str]) -> Words:
 
 def is_program(word: str) -> bool:
     """Return whether a word names a script, and not a trace."""
-    return word.endswith(_ENDINGS) or (Path(word) / "__main__.py").is_file()
+    # unlike pathlib's, this one says no to what can be no path at all
+    return word.endswith(_ENDINGS) or os.path.isfile(os.path.join(word, "__main__.py"))  # noqa: PTH113, PTH118
 
 
 def _without_dashes(words: Sequence[str]) -> tuple[str, ...]:

@@ -107,26 +107,6 @@ def early_readings(timeline: Timeline) -> tuple[Reading, ...]:
     return tuple(sorted(result, key=lambda reading: -reading.ran_on_ns))
 
 
-def aliases(timeline: Timeline, stream: int) -> tuple[int, ...]:
-    """Return the stream objects (rows of `Log.streams`) that were used and are the same CUDA stream.
-
-    Args:
-        timeline: The trace.
-        stream: The recorder's number of the stream.
-    """
-    if timeline.log is None:
-        return ()
-    made = timeline.log.streams
-    pointers = {pointer for pointer, number in timeline.streams.items() if number == stream}
-    return tuple(row for row, pointer in enumerate(made.pointer) if pointer in pointers and made.used[row])
-
-
-def alias_place(timeline: Timeline, stream: int) -> Where:
-    """Return where the second of the stream objects that are one CUDA stream was made."""
-    log, rows = timeline.log, aliases(timeline, stream)
-    return _where(log, log.streams.place[rows[1]], "Stream") if log is not None and len(rows) > 1 else Where()
-
-
 def cost_of_watching(log: Log) -> Watched | None:
     """Return what watching cost, from steps with and without it; None where there are not both."""
     steps = log.steps

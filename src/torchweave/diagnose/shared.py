@@ -8,8 +8,8 @@ import numpy as np
 
 from torchweave.diagnose.calls import WAIT_EVENT, names_matching
 from torchweave.diagnose.causes import CODE
-from torchweave.diagnose.live import aliases
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
+from torchweave.diagnose.objects import aliases
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 

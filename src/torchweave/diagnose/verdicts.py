@@ -11,7 +11,7 @@ from torchweave.diagnose.causes import NAMES, cause
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.facts import facts
 from torchweave.diagnose.hints import hints
-from torchweave.diagnose.live import alias_place, look_live
+from torchweave.diagnose.live import look_live
 from torchweave.diagnose.model import (
     CauseFound,
     Diagnosis,
@@ -23,6 +23,7 @@ from torchweave.diagnose.model import (
     Where,
 )
 from torchweave.diagnose.notes import not_known
+from torchweave.diagnose.objects import alias_place
 from torchweave.diagnose.overlap import OVERLAPPED_SHARE, communication_numbers, numbers, stream_numbers, verdict
 from torchweave.diagnose.peers import estimate_late
 from torchweave.diagnose.pending import Pending, read_pending

@@ -171,7 +171,6 @@ def _made(writer: Writer, old: Any) -> Callable[..., Any]:
             streams.pointer.append(int(stream.cuda_stream))
             streams.place.append(writer.place(sys._getframe(1)))
             streams.external.append(int("stream_ptr" in kwargs))
-            streams.used.append(0)
         return stream
 
     return staticmethod(new)  # type: ignore[return-value]
@@ -180,9 +179,11 @@ def _made(writer: Writer, old: Any) -> Callable[..., Any]:
 def _used(writer: Writer, old: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(old)
     def set_stream(stream: Any) -> None:
-        row = getattr(stream, "_torchweave_row", None)
-        if row is not None and writer.on:
-            writer.log.streams.used[row] = now()
+        if writer.on:
+            uses = writer.log.uses
+            uses.at.append(now())
+            uses.thread.append(writer.thread())
+            uses.stream.append(getattr(stream, "_torchweave_row", -1))
         old(stream)
 
     return set_stream

@@ -38,8 +38,9 @@ class Sampler:
         while not self._stop.wait(PERIOD_S):
             if not writer.on:
                 continue
+            numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}
             for ident, frame in sys._current_frames().items():
+                number = numbers.get(ident)
                 # threads that never asked anything of a device are of no interest
-                number = writer.native(ident)
-                if ident != own and number is not None:
+                if ident != own and number is not None and number in writer.seen:
                     writer.sample(number, frame)

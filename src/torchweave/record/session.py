@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -35,7 +36,7 @@ _TRACE = "trace.json.gz"
 _CALIBRATION, _TRIES = 200, 3
 
 
-@dataclass(slots=True)
+@dataclass
 class Recording:
     """What a watched run left.
 
@@ -46,7 +47,7 @@ class Recording:
 
     trace: Trace
     log: Log
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _file: Path | None = None
 
     def save(self, path: Path) -> None:
         """Write it to a file.
@@ -54,11 +55,12 @@ class Recording:
         Raises:
             UsageError: The file cannot be written.
         """
-        if self._folder is None:
-            folder = tempfile.TemporaryDirectory(prefix="torchweave-")
-            self.trace.export(Path(folder.name) / _TRACE)
-            self._folder = folder
-        write_recording(path, Path(self._folder.name) / _TRACE, self.log)
+        if self._file is None:
+            folder = Path(tempfile.mkdtemp(prefix="torchweave-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self.trace.export(folder / _TRACE)
+            self._file = folder / _TRACE
+        write_recording(path, self._file, self.log)
 
 
 class Session:
@@ -154,12 +156,19 @@ class Session:
 
     def step(self) -> None:
         """Take note that a step has ended: the program says so itself."""
-        if not self._told and self._optimizer is not None:
-            # the optimizer's step has counted this one
-            self._told = True
-            return
+        if not self._told and self._optimizer is not None and self._phases is not None:
+            # an optimizer's steps were counted, which can be several of the program's: begin again
+            self._begin_again(self._phases)
         self._told = True
         self._stepped()
+
+    def _begin_again(self, phases: Phases) -> None:
+        if self._recording:
+            self._stop(whole=False)
+        self._phases = Phases(phases.skip, phases.steps)
+        self._start = self._watched = None
+        self._steps, self._num_watched = Steps(), 0
+        self._record()
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer's step: of the first optimizer, and where the program says nothing itself."""

@@ -26,13 +26,14 @@ class Writer:
         log: What was written; the same object until `fresh`.
         on: Whether anything is written; read by everything that would write.
         backward_place: Where the program called `backward()` that is running: autograd's threads have no lines.
+        seen: The system's numbers of the threads that wrote something.
     """
 
     def __init__(self) -> None:
         self.log = Log()
         self.on = False
         self.backward_place = -1
-        self._threads: dict[int, int] = {}
+        self.seen: set[int] = set()
         self._mine: dict[str, str | None] = {}
         self._places: dict[tuple[str, int, str], int] = {}
         self._names: dict[str, int] = {}
@@ -48,11 +49,9 @@ class Writer:
         return old
 
     def thread(self) -> int:
-        """Return the system's number of this thread."""
-        ident = threading.get_ident()
-        number = self._threads.get(ident)
-        if number is None:
-            number = self._threads[ident] = threading.get_native_id()
+        """Return the system's number of this thread; Python's own numbers are used again by later threads."""
+        number = threading.get_native_id()
+        self.seen.add(number)
         return number
 
     def name(self, text: str) -> int:
@@ -140,10 +139,6 @@ class Writer:
         samples.thread.append(thread)
         samples.place.append(place)
         samples.name.append(-1)
-
-    def native(self, ident: int) -> int | None:
-        """Return the system's number of a thread that wrote something, None for others."""
-        return self._threads.get(ident)
 
     def _told(self, file: str) -> str | None:
         """Return how a file of the program is told, None for a library's and for ours."""

@@ -74,6 +74,7 @@ def _moved(log: Log, shift: int) -> Log:
         ("events", ("at",)),
         ("clocks", ("at",)),
         ("samples", ("at",)),
+        ("uses", ("at",)),
         ("collections", ("begin", "end")),
     ):
         old = getattr(log, table)
@@ -81,9 +82,6 @@ def _moved(log: Log, shift: int) -> Log:
         for column in columns:
             setattr(new, column, [value + shift for value in getattr(old, column)])
         setattr(moved, table, new)
-    streams = {name: getattr(log.streams, name) for name in log.streams.__struct_fields__}
-    streams["used"] = [value + shift if value else 0 for value in log.streams.used]
-    moved.streams = type(log.streams)(**streams)
     return moved
 
 
@@ -94,7 +92,7 @@ def _thread_codes(timeline: Timeline, log: Log) -> dict[int, int]:
     for code, name in enumerate(timeline.threads):
         if name not in known or rows[code] > rows[known[name]]:
             known[name] = code
-    tables = (log.spans, log.events, log.clocks, log.samples)
+    tables = (log.spans, log.events, log.clocks, log.samples, log.uses)
     result: dict[int, int] = {}
     for number in sorted({number for table in tables for number in table.thread}):
         result[number] = known.get(str(number), len(timeline.threads) + sum(str(n) not in known for n in result))

@@ -133,13 +133,25 @@ class Streams(Table):
         pointer: The CUDA stream behind it.
         place: Row of `Log.places`.
         external: 1 where it wraps a stream that torch did not make.
-        used: When work was last sent to it by this object, ns; 0 for never.
     """
 
     pointer: list[int] = _column()
     place: list[int] = _column()
     external: list[int] = _column()
-    used: list[int] = _column()
+
+
+class Uses(Table):
+    """Stream objects that became current.
+
+    Attributes:
+        at: When, ns.
+        thread: The system's number of the thread.
+        stream: Row of `Streams`, -1 for a stream that the program did not make.
+    """
+
+    at: list[int] = _column()
+    thread: list[int] = _column()
+    stream: list[int] = _column()
 
 
 class Collections(Table):
@@ -186,6 +198,7 @@ class Log(msgspec.Struct):
         clocks: Reads of host clocks by the program.
         samples: What threads were doing, at times.
         streams: Stream objects.
+        uses: When they became current.
         collections: Garbage collections.
         steps: Timed steps.
         anchor: Before and after the annotation `torchweave.clock`, ns: joins the two clocks.
@@ -208,6 +221,7 @@ class Log(msgspec.Struct):
     clocks: Moments = msgspec.field(default_factory=Moments)
     samples: Moments = msgspec.field(default_factory=Moments)
     streams: Streams = msgspec.field(default_factory=Streams)
+    uses: Uses = msgspec.field(default_factory=Uses)
     collections: Collections = msgspec.field(default_factory=Collections)
     steps: Steps = msgspec.field(default_factory=Steps)
     anchor: tuple[int, int] = (0, 0)
@@ -282,7 +296,7 @@ def _wrong(log: Log) -> str:
     uneven = [name for name, table in tables.items() if not table.is_even()]
     if uneven:
         return f"the columns of {', '.join(uneven)} differ in length"
-    limits = {"place": len(log.places), "name": len(log.names)}
+    limits = {"place": len(log.places), "name": len(log.names), "stream": len(log.streams)}
     for name, table in tables.items():
         for column, limit in limits.items():
             if any(not -1 <= row < limit for row in getattr(table, column, ())):
