@@ -141,7 +141,14 @@ def test_what_the_log_knows_is_told(tmp_path):
     both.log.notes, both.log.error = ["Steps 3 to 4 were watched."], "ValueError: boom"
     found = diagnose(both.read(tmp_path))
     text = " ".join(found.remarks)
-    for word in ("2.00 times as long", "launch-bound", "CUDA_DEVICE_MAX_CONNECTIONS=1", "collector", "3 times", "pid 5"):
+    for word in (
+        "2.00 times as long",
+        "launch-bound",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "collector",
+        "3 times",
+        "pid 5",
+    ):
         assert word in text, word
     assert any("boom" in warning for warning in found.warnings)
     assert found.watched.factor == pytest.approx(2.0)

@@ -261,9 +261,13 @@ def random_story(seed):
         what = chance.choice(["op", "op", "op", "record", "wait", "wait_stream", "device", "stream", "event"])
         stream = chance.choice(streams)
         if what == "op":
+
             def some():
                 low = chance.choice([0, 0, 250, 500])
-                return [(chance.choice(memories), low, low + chance.choice([100, 500, 1000])) for _ in range(chance.randint(0, 2))]
+                return [
+                    (chance.choice(memories), low, low + chance.choice([100, 500, 1000]))
+                    for _ in range(chance.randint(0, 2))
+                ]
 
             story.op(stream, reads=some(), writes=some())
         elif what == "record":

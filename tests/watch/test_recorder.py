@@ -248,7 +248,7 @@ def test_clocks_of_the_program_are_seen_and_those_of_libraries_are_not():
         time.perf_counter()  # read
         time.sleep(0.001)
         timeit.timeit("1", number=1)  # timed
-        Timer('1').timeit(1)
+        Timer("1").timeit(1)
 
     log = watched(block)
     names = [log.names[row] for row in log.clocks.name]
@@ -510,7 +510,9 @@ def test_without_a_device_the_block_runs_and_the_report_says_so():
         watch.report()
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"steps": 1.5}, {"skip": -1, "steps": 1}, {"skip": 2}, {"steps": True}])
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"steps": 1.5}, {"skip": -1, "steps": 1}, {"skip": 2}, {"steps": True}]
+)
 def test_numbers_of_steps_that_are_none_are_refused(options):
     with pytest.raises(UsageError):
         tw.watch(**options)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -72,9 +72,11 @@ def prepare(program: Program) -> Callable[[], Ending]:
         file, folder = spec.origin or program.name, str(Path.cwd())
     else:
         path = _script(program.name)
-        spec, code = None, _compiled(path, program.name)
-        file = str(path / "__main__.py") if path.is_dir() else program.name
-        folder = str(path.resolve() if path.is_dir() else path.resolve().parent)
+        # a folder is run as the module `__main__` that lies in it
+        spec = PathFinder.find_spec("__main__", [str(path.absolute())]) if path.is_dir() else None
+        source = (path / "__main__.py" if path.is_dir() else path).absolute()
+        code, file = _compiled(source, program.name), str(source)
+        folder = str(path.absolute() if path.is_dir() else path.resolve().parent)
     main = ModuleType("__main__")
     main.__dict__.update(__file__=file, __builtins__=builtins, __spec__=spec, __cached__=None, __annotations__={})
     main.__loader__ = spec.loader if spec is not None else None
@@ -113,10 +115,9 @@ def _script(name: str) -> Path:
 
 
 def _compiled(path: Path, name: str) -> CodeType:
-    file = path / "__main__.py" if path.is_dir() else path
     try:
-        with io.open_code(str(file.resolve())) as source:
-            return compile(source.read(), str(file) if path.is_dir() else name, "exec", dont_inherit=True)
+        with io.open_code(str(path)) as source:
+            return compile(source.read(), str(path), "exec", dont_inherit=True)
     except OSError as error:
         given = f"{name}: {error.strerror or error}"
         raise UnreadableInputError(
