@@ -23,6 +23,8 @@ def timed(both, *reads, long_ms=50.0):
     both.kernel(25, 40, 60, long_ms * 1e3, line=4)
     for line, at in reads:
         both.moment(both.log.clocks, at, line, name=both.name("perf_counter"))
+    places = both.log.clocks.place
+    both.log.measured = [(first, second) for first in places for second in places if first < second]
     return both
 
 
@@ -52,10 +54,18 @@ def test_clocks_that_measure_what_they_should_are_not(tmp_path, reads):
     assert early_readings(timed(Both(), *reads).read(tmp_path)) == ()
 
 
+def test_reads_that_are_not_subtracted_measure_nothing(tmp_path):
+    """Catches a false alarm between the end of one measurement and the begin of the next."""
+    both = timed(Both(), (6, 0), (2, 3_000))
+    both.log.measured = [both.log.measured[0][::-1]]
+    assert early_readings(both.read(tmp_path)) == ()
+
+
 def test_reads_on_another_thread_measure_nothing_together(tmp_path):
     both = timed(Both())
     for at, thread in ((0, 7), (3_000, 9)):
         both.moment(both.log.clocks, at, 5, name=both.name("time"), thread=thread)
+    both.log.measured = [tuple(both.log.clocks.place)]
     assert early_readings(both.read(tmp_path)) == ()
 
 

@@ -283,7 +283,7 @@ def random_story(seed):
 
 
 def searched(log):
-    """Return the racing pairs of memory accesses by plain search: a graph of all that is asked, and who reaches whom."""
+    """Return the racing pairs of memory accesses by plain search in a graph of all that is asked."""
     events = log.events
     size = len(events)
     after = [set() for _ in range(size)]  # what each comes after, directly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import pickle
 import threading
 import time
@@ -14,7 +15,6 @@ import torch
 from fake import FakeDevice
 from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.benchmark import Timer
 
 import torchweave as tw
 from torchweave.errors import TorchweaveError, UsageError
@@ -248,13 +248,44 @@ def test_clocks_of_the_program_are_seen_and_those_of_libraries_are_not():
         time.perf_counter()  # read
         time.sleep(0.001)
         timeit.timeit("1", number=1)  # timed
-        Timer("1").timeit(1)
+        logging.getLogger("x").makeRecord("x", 10, "f", 1, "reads the clock itself", (), None)
 
     log = watched(block)
     names = [log.names[row] for row in log.clocks.name]
     places = [log.place(row)[1] for row in log.clocks.place]
     assert (names[0], places[0]) == ("perf_counter", line_of(block, "# read"))
     assert set(places) <= {line_of(block, "# read"), line_of(block, "# timed")}
+
+
+def test_a_measurement_is_two_reads_that_the_program_subtracts():
+    """Catches the pause between two measurements taken for one."""
+
+    class Timer:
+        def start(self):
+            self.begin = time.perf_counter()  # started
+
+        def stop(self):
+            return time.perf_counter() - self.begin  # stopped
+
+    def block():
+        timer = Timer()
+        for _ in range(2):
+            timer.start()
+            timer.stop()
+        begin, other = time.time(), time.monotonic()  # both
+        end = time.time()  # end
+        assert end - begin >= 0
+        assert other > 0
+        timeit.timeit("sum(range(100_000))", number=1)  # timed
+
+    log = watched(block)
+    pairs = {tuple(log.place(row)[1] for row in pair) for pair in log.measured}
+    timed = line_of(block, "# timed")
+    assert pairs == {
+        (line_of(Timer, "# started"), line_of(Timer, "# stopped")),
+        (line_of(block, "# both"), line_of(block, "# end")),
+        (timed, timed),
+    }
 
 
 def test_a_loop_that_polls_a_clock_is_no_long_log():
@@ -481,9 +512,13 @@ def test_a_watch_inside_a_watch_is_refused_and_the_outer_goes_on():
 
 def test_an_exception_passes_through_and_the_report_is_of_what_ran():
     watch = Watch(device=FakeDevice())
-    with pytest.raises(ValueError, match="boom"), watch:
+
+    def fail():
         torch.ones(4) + 1
         raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"), watch:
+        fail()
     assert "ValueError: boom" in str(watch.report())
 
 

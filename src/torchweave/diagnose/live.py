@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,9 @@ def look_live(window: Window) -> Live:
 
 
 def early_readings(timeline: Timeline) -> tuple[Reading, ...]:
-    """Return pairs of consecutive clock reads of a thread between which work was launched that outlasted them.
+    """Return measurements by a host clock between whose two reads work was launched that outlasted them.
+
+    Two reads are a measurement where the program subtracts the one's value from the other's.
 
     Args:
         timeline: The trace, with its log.
@@ -93,18 +94,30 @@ def early_readings(timeline: Timeline) -> tuple[Reading, ...]:
     order = np.argsort(launch, kind="stable")
     launch, end = launch[order], work.end[order]
     clocks, result = log.clocks, []
-    for thread in sorted(set(clocks.thread)):
-        rows = [row for row, number in enumerate(clocks.thread) if number == thread]
-        rows.sort(key=lambda row: clocks.at[row])
-        for first, second in pairwise(rows):
-            begin, until = clocks.at[first], clocks.at[second]
-            low, high = np.searchsorted(launch, (begin, until))
-            if high <= low or until - begin <= _POLLING_NS:
-                continue
-            ran_on = int(end[low:high].max()) - until
-            if ran_on > max(until - begin, _LEAST_NS):
-                result.append(Reading(first, second, until - begin, ran_on))
+    for first, second in _measurements(log):
+        begin, until = clocks.at[first], clocks.at[second]
+        low, high = np.searchsorted(launch, (begin, until))
+        if high <= low or until - begin <= _POLLING_NS:
+            continue
+        ran_on = int(end[low:high].max()) - until
+        if ran_on > max(until - begin, _LEAST_NS):
+            result.append(Reading(first, second, until - begin, ran_on))
     return tuple(sorted(result, key=lambda reading: -reading.ran_on_ns))
+
+
+def _measurements(log: Log) -> Iterator[tuple[int, int]]:
+    """Yield pairs of reads: to each, the last one before it on its thread that it is compared with."""
+    clocks = log.clocks
+    earlier: dict[int, list[int]] = {}
+    for first, second in log.measured:
+        earlier.setdefault(second, []).append(first)
+    last: dict[tuple[int, int], int] = {}
+    for row in sorted(range(len(clocks)), key=lambda row: clocks.at[row]):
+        thread, place = clocks.thread[row], clocks.place[row]
+        known = [last[thread, first] for first in earlier.get(place, ()) if (thread, first) in last]
+        if known:
+            yield max(known, key=lambda first: clocks.at[first]), row
+        last[thread, place] = row
 
 
 def cost_of_watching(log: Log) -> Watched | None:

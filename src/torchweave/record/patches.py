@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ def patch_all(patches: Patches, writer: Writer, modes: OnThreads) -> None:
     """
     for name in _CLOCKS:
         patches.put(time, name, functools.partial(_clock, writer, name))
+    patches.put(timeit.Timer, "timeit", functools.partial(_timeit, writer))
     patches.put(threading.Thread, "start", lambda old: _start(writer, modes, old))
     outermost = threading.local()
 
@@ -91,6 +93,22 @@ def _clock(writer: Writer, name: str, old: Callable[[], Any]) -> Callable[[], An
         return value
 
     return read
+
+
+def _timeit(writer: Writer, old: Callable[..., float]) -> Callable[..., float]:
+    # it took its clock before anybody could wrap it
+    @functools.wraps(old)
+    def run(*args: Any, **kwargs: Any) -> float:
+        if not writer.on:
+            return old(*args, **kwargs)
+        place = writer.place(sys._getframe(1))
+        writer.timed("timeit", place)
+        try:
+            return old(*args, **kwargs)
+        finally:
+            writer.timed("timeit", place)
+
+    return run
 
 
 def _start(writer: Writer, modes: OnThreads, old: Callable[[threading.Thread], None]) -> Callable[[Any], None]:

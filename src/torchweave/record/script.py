@@ -68,8 +68,9 @@ def prepare(program: Program) -> Callable[[], Ending]:
     if program.is_module:
         # a module of the current folder is found as `python -m` finds it
         with _first_on_path(str(Path.cwd())):
-            spec, code = _module(program.name)
-        file, folder = spec.origin or program.name, str(Path.cwd())
+            found, code = _module(program.name)
+        spec: ModuleSpec | None = found
+        file, folder = found.origin or program.name, str(Path.cwd())
     else:
         path = _script(program.name)
         # a folder is run as the module `__main__` that lies in it

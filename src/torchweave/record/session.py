@@ -134,7 +134,7 @@ class Session:
             found.log.steps = self._steps
             found.log.notes = [*self._notes, self._by_steps(found)]
             found.log.error = error
-            found.log.entry_us = self._entry_us
+            found.log.entry_us, found.log.measured = self._entry_us, self._writer.measured()
             found.log.about, found.log.others = self._device.about(), self._device.others()
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from torchweave.record.pairs import measured_pairs
 from torchweave.trace.log import Log
 
 # taken before anybody wraps it
@@ -38,6 +40,8 @@ class Writer:
         self._places: dict[tuple[str, int, str], int] = {}
         self._names: dict[str, int] = {}
         self._last_clock: dict[int, int] = {}
+        self._clock_files: dict[str, dict[int, int]] = {}
+        self._timed: set[int] = set()
         self._here = Path.cwd()
         self._library = _library_folders()
 
@@ -114,10 +118,20 @@ class Writer:
 
     def clock(self, name: str, frame: FrameType) -> None:
         """Write down that the program read a host clock; a loop that polls one leaves its last read only."""
-        caller = frame.f_code.co_filename
-        if not self.is_own(frame) and not caller.endswith("timeit.py") and "<timeit" not in caller:
+        if not self.is_own(frame):
             return
-        at, thread, place = now(), self.thread(), self.place(frame)
+        place = self.place(frame)
+        self._clock_files.setdefault(frame.f_code.co_filename, {})[frame.f_lineno or 0] = place
+        self._read(name, place)
+
+    def timed(self, name: str, place: int) -> None:
+        """Write down one of two reads, before and after what a line of the program lets somebody else time."""
+        if place >= 0:
+            self._timed.add(place)
+            self._read(name, place)
+
+    def _read(self, name: str, place: int) -> None:
+        at, thread = now(), self.thread()
         clocks, last = self.log.clocks, self._last_clock.get(thread, -1)
         self._last_clock[thread] = len(clocks.at)
         if last >= 0 and clocks.place[last] == place and at - clocks.at[last] < _POLLING_NS:
@@ -128,6 +142,13 @@ class Writer:
         clocks.thread.append(thread)
         clocks.place.append(place)
         clocks.name.append(self.name(name))
+
+    def measured(self) -> list[tuple[int, int]]:
+        """Return the places of clock reads that the program subtracts from each other."""
+        pairs = [(place, place) for place in sorted(self._timed)]
+        for file, lines in self._clock_files.items():
+            pairs += measured_pairs("".join(linecache.getlines(file)), lines)
+        return pairs
 
     def sample(self, thread: int, frame: FrameType) -> None:
         """Write down where a thread is."""

@@ -196,6 +196,7 @@ class Log(msgspec.Struct):
         operators: Operators among the events.
         accesses: Their memory.
         clocks: Reads of host clocks by the program.
+        measured: (first, second): rows of `places` at which clocks are read whose values the program subtracts.
         samples: What threads were doing, at times.
         streams: Stream objects.
         uses: When they became current.
@@ -219,6 +220,7 @@ class Log(msgspec.Struct):
     operators: Operators = msgspec.field(default_factory=Operators)
     accesses: Accesses = msgspec.field(default_factory=Accesses)
     clocks: Moments = msgspec.field(default_factory=Moments)
+    measured: list[tuple[int, int]] = _column()
     samples: Moments = msgspec.field(default_factory=Moments)
     streams: Streams = msgspec.field(default_factory=Streams)
     uses: Uses = msgspec.field(default_factory=Uses)
@@ -301,6 +303,8 @@ def _wrong(log: Log) -> str:
         for column, limit in limits.items():
             if any(not -1 <= row < limit for row in getattr(table, column, ())):
                 return f"`{name}.{column}` points to rows that are not there"
+    if any(not 0 <= row < len(log.places) for pair in log.measured for row in pair):
+        return "`measured` points to places that are not there"
     operators, first = log.operators, log.operators.first
     if any(not 0 <= row <= len(log.accesses) for row in first) or first != sorted(first):
         return "`operators.first` points to rows that are not there"
