@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torchweave.record.device import about_process, anchor, profiler
+from torchweave.record.device import about_process, leave_anchors, profiler
 from torchweave.record.writer import now
 
 DEVICE = {
@@ -25,7 +25,7 @@ DEVICE = {
 
 class FakeTrace:
     def __init__(self, profile, where, kernel_us):
-        self.profile, self.anchor, self.streams, self.kernel_us = profile, where, [], kernel_us
+        self.profile, self.anchors, self.streams, self.kernel_us = profile, where, [], kernel_us
 
     def export(self, path: Path) -> None:
         plain = path.with_suffix(".plain.json")
@@ -103,11 +103,11 @@ class FakeDevice:
     def begin_trace(self) -> None:
         self.profile = profiler()
         self.profile.start()
-        self.anchor = anchor()
+        self.anchors = leave_anchors()
 
     def end_trace(self) -> FakeTrace:
         self.profile.stop()
-        trace = FakeTrace(self.profile, self.anchor, self.kernel_us)
+        trace = FakeTrace(self.profile, self.anchors, self.kernel_us)
         trace.streams = list(self.changes)
         self.profile = None
         return trace

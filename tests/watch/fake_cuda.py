@@ -35,7 +35,7 @@ class Made:
 
     def __init__(self) -> None:
         # long beside what a busy machine takes to launch them
-        self.device = FakeDevice(kernel_us=5_000.0)
+        self.device = FakeDevice(kernel_us=50_000.0)
         self.device.current_stream = lambda ordinal: self.current().cuda_stream
         self.device.pool = lambda: self.current().cuda_stream
         # the CPU's memory is given out again without a word: nothing that was seen is freed

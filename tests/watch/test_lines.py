@@ -126,7 +126,9 @@ def test_clocks_that_disagree_are_joined_by_the_anchor(tmp_path):
 
     alternating(both, sync)
     both.trace.row("user_annotation", ANCHOR, -30, 4, tid=MAIN)
-    both.log.anchor = (both.at(-31), both.at(-25))
+    both.trace.row("user_annotation", ANCHOR, -20, 4, tid=MAIN)
+    # the first was written down late: it bounds nothing well
+    both.log.anchors = [(both.at(-900), both.at(-25)), (both.at(-20.5), both.at(-15.5))]
     found = diagnose(both.read(tmp_path))
     assert (found.causes[0].cause, found.causes[0].where.line) == ("explicit_sync", 12)
 

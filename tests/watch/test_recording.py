@@ -55,7 +55,7 @@ def test_the_form_is_frozen():
     assert sorted(json.loads(encode(Log()))) == sorted(
         ["schema", "places", "names", "spans", "events", "operators", "accesses", "clocks", "measured", "samples",
          "streams", "uses",
-         "collections", "steps", "anchor", "environment", "allocator", "about", "others", "entry_us", "notes", "error"]
+         "collections", "steps", "anchors", "environment", "allocator", "about", "others", "entry_us", "notes", "error"]
     )  # fmt: skip
     assert TABLES == [
         "spans", "events", "operators", "accesses", "clocks", "samples", "streams", "uses", "collections", "steps",

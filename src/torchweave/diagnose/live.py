@@ -16,8 +16,8 @@ from torchweave.diagnose.words import duration
 from torchweave.trace.log import Log
 from torchweave.trace.timeline import Timeline
 
-# the device has to have worked on for so long, and for longer than the host measured
-_LEAST_NS = 1_000_000
+# the device has to have worked on for so long, and for this share of what the host measured: it is wrong by so much
+_LEAST_NS, _WRONG_BY = 1_000_000, 0.25
 # a loop that polls a clock measures nothing of what lies between two of its passes
 _POLLING_NS = 50_000
 # a watched step this much longer than an untouched one is told as launch-bound; collections this long are told
@@ -100,7 +100,7 @@ def early_readings(timeline: Timeline) -> tuple[Reading, ...]:
         if high <= low or until - begin <= _POLLING_NS:
             continue
         ran_on = int(end[low:high].max()) - until
-        if ran_on > max(until - begin, _LEAST_NS):
+        if ran_on > max(_WRONG_BY * (until - begin), _LEAST_NS):
             result.append(Reading(first, second, until - begin, ran_on))
     return tuple(sorted(result, key=lambda reading: -reading.ran_on_ns))
 

@@ -17,6 +17,7 @@ from torchweave.record.writer import now
 from torchweave.trace.lines import ANCHOR
 
 _COUNTERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free", "num_sync_all_streams")
+_ANCHORS = 5
 _PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "GPU_MAX_HW_QUEUES", "HIP_")
 
 
@@ -24,10 +25,10 @@ class Trace(Protocol):
     """A profiler's recording.
 
     Attributes:
-        anchor: Before and after the annotation that joins the clocks, ns.
+        anchors: Before and after each annotation that joins the clocks, ns.
     """
 
-    anchor: tuple[int, int]
+    anchors: list[tuple[int, int]]
 
     def export(self, path: Path) -> None:
         """Write it as Chrome JSON, gzip."""
@@ -67,8 +68,8 @@ class Device(Protocol):
 class CudaTrace:
     """A recording of torch's profiler."""
 
-    def __init__(self, profile: Any, anchor: tuple[int, int]) -> None:
-        self._profile, self.anchor = profile, anchor
+    def __init__(self, profile: Any, anchors: list[tuple[int, int]]) -> None:
+        self._profile, self.anchors = profile, anchors
 
     def export(self, path: Path) -> None:
         """Write it as Chrome JSON, gzip."""
@@ -80,7 +81,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self._profile: Any = None
-        self._anchor = (0, 0)
+        self._anchors: list[tuple[int, int]] = []
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor's memory is the device's."""
@@ -108,14 +109,14 @@ class Cuda:
         """Start torch's profiler, without stacks: the log has the lines."""
         self._profile = profiler()
         self._profile.start()
-        self._anchor = anchor()
+        self._anchors = leave_anchors()
 
     def end_trace(self) -> CudaTrace:
         """Stop torch's profiler, when all work is done."""
         self.synchronize()
         self._profile.stop()
         profile, self._profile = self._profile, None
-        return CudaTrace(profile, self._anchor)
+        return CudaTrace(profile, self._anchors)
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the caching allocator that tell of memory pressure."""
@@ -152,12 +153,15 @@ def profiler() -> Any:
     return profile(activities=list(supported_activities()), experimental_config=experimental)
 
 
-def anchor() -> tuple[int, int]:
-    """Leave an annotation in the trace, and return when, by the log's clock, ns."""
-    begin = now()
-    with torch.profiler.record_function(ANCHOR):
-        pass
-    return begin, now()
+def leave_anchors() -> list[tuple[int, int]]:
+    """Leave annotations in the trace, and return when, by the log's clock, ns: several, for the first takes longest."""
+    anchors = []
+    for _ in range(_ANCHORS):
+        begin = now()
+        with torch.profiler.record_function(ANCHOR):
+            pass
+        anchors.append((begin, now()))
+    return anchors
 
 
 def about_process() -> dict[str, str]:

@@ -220,7 +220,7 @@ class Session:
         self._modes.leave()
         trace = self._device.end_trace()
         log = self._writer.fresh()
-        log.anchor, log.environment = trace.anchor, environment()
+        log.anchors, log.environment = trace.anchors, environment()
         grown = self._device.counters()
         log.allocator = {name: value - self._counters.get(name, 0) for name, value in grown.items()}
         found = Recording(trace, log)

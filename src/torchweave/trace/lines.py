@@ -57,13 +57,20 @@ def _number(text: str | None) -> int | None:
 
 
 def _shift(timeline: Timeline, log: Log) -> int:
-    """Return what to add to the log's times: the origin, and by how much the recorder's clock is off."""
+    """Return what to add to the log's times: the origin, and by how much the recorder's clock is off.
+
+    Each anchor lies between the log's two times around it, which bounds what the clocks can differ by. Where they need
+    not differ at all they do not.
+    """
     notes = timeline.annotations
-    wanted = [row for row, code in enumerate(notes.name.tolist()) if timeline.names[code] == ANCHOR]
-    if not wanted or not log.anchor[1]:
+    named = np.array([name == ANCHOR for name in timeline.names] or [False])
+    rows = np.flatnonzero(named[notes.name]) if len(notes) else np.zeros(0, dtype=np.int64)
+    if len(rows) == 0 or len(rows) != len(log.anchors):
         return -timeline.origin_ns
-    middle = int(notes.begin[wanted[0]] + notes.end[wanted[0]]) // 2
-    return middle - (log.anchor[0] + log.anchor[1]) // 2
+    around = np.array(log.anchors, dtype=np.int64)
+    least = int((notes.end[rows] - around[:, 1]).max())
+    most = int((notes.begin[rows] - around[:, 0]).min())
+    return min(max(-timeline.origin_ns, least), most) if least <= most else (least + most) // 2
 
 
 def _moved(log: Log, shift: int) -> Log:

@@ -202,7 +202,7 @@ class Log(msgspec.Struct):
         uses: When they became current.
         collections: Garbage collections.
         steps: Timed steps.
-        anchor: Before and after the annotation `torchweave.clock`, ns: joins the two clocks.
+        anchors: Before and after each annotation `torchweave.clock`, ns: they join the two clocks.
         environment: Variables that decide about overlap.
         allocator: How counters of the caching allocator grew.
         about: Versions, device, rank, world_size, host, script, as text.
@@ -226,7 +226,7 @@ class Log(msgspec.Struct):
     uses: Uses = msgspec.field(default_factory=Uses)
     collections: Collections = msgspec.field(default_factory=Collections)
     steps: Steps = msgspec.field(default_factory=Steps)
-    anchor: tuple[int, int] = (0, 0)
+    anchors: list[tuple[int, int]] = _column()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     allocator: dict[str, int] = msgspec.field(default_factory=dict)
     about: dict[str, str] = msgspec.field(default_factory=dict)
