@@ -568,3 +568,53 @@ def test_a_region_can_be_looked_at_alone():
     assert part.diagnosis.streams[0].num_ops < whole.diagnosis.streams[0].num_ops
     with pytest.raises(UsageError, match="part"):
         watch.report(range_name="other")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_module_is_watched_and_stays_right(backend):
+    """Catches our own functions taken into the program's graphs, and operators of compiled code that are missed."""
+    layer = torch.nn.Linear(4, 4)
+    compiled = torch.compile(layer, backend=backend)
+    x = torch.ones(2, 4)
+    compiled(x).sum().backward()
+    expected = layer.weight.grad.clone()
+    layer.weight.grad = None
+    results = []
+
+    def block():
+        y = compiled(x)
+        y.sum().backward()
+        results.append(y)
+
+    log = watched(block)
+    assert torch.equal(results[0], layer(x))
+    assert torch.equal(layer.weight.grad, expected)
+    assert "aten::addmm" in {log.names[row] for row in log.spans.name}
+    torch._dynamo.reset()
+
+
+def test_results_in_lists_are_written():
+    """Catches collectives, whose tensors come back in a list beside their work, taken for reads."""
+    from torchweave.record.dispatch import _tensors
+
+    a, b = torch.ones(1), torch.ones(1)
+    assert list(_tensors(([a, [b]], object(), None))) == [a, b]
+
+
+def test_two_threads_can_be_in_backward_at_once():
+    """Catches a line of one backward() that is told for all that comes after it."""
+    from torchweave.record.patches import _backward
+    from torchweave.record.writer import Writer
+
+    writer, seen = Writer(), []
+    writer.on = True
+
+    def inner(depth):
+        seen.append(list(writer.backwards))
+        if depth:
+            run(depth - 1)
+
+    run = _backward(writer, inner)
+    run(1)
+    assert [len(row) for row in seen] == [1, 2]
+    assert writer.backwards == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,9 @@ class _Plan:
 
 class Operators(TorchDispatchMode):
     """Writes down each operator.
+
+    torch wraps `__torch_dispatch__` so that the compiler leaves it alone, which is a third of the cost. Doing without
+    (`_should_skip_dynamo`) crashed the interpreter in its garbage collector, torch 2.13, in half of the test runs.
 
     Args:
         writer: Where to.
@@ -128,8 +131,7 @@ class Operators(TorchDispatchMode):
             elif isinstance(value, (list, tuple)):
                 found += [(item, flags) for item in value if isinstance(item, torch.Tensor) and on_device(item)]
         if plan.outputs:
-            results = result if isinstance(result, (list, tuple)) else (result,)
-            found += [(item, WRITTEN) for item in results if isinstance(item, torch.Tensor) and on_device(item)]
+            found += [(item, WRITTEN) for item in _tensors(result) if on_device(item)]
         if not found:
             return
         log, writer = self._writer.log, self._writer
@@ -154,6 +156,15 @@ class Operators(TorchDispatchMode):
                     stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
                 ).cuda_stream
             self._writer.event(KEEP, place, tensor.untyped_storage().data_ptr(), pointer)
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a result; a collective's are a list beside its work."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _tensors(item)
 
 
 def _plan(func: Any, writer: Writer) -> _Plan | None:

@@ -164,13 +164,14 @@ def _backward(writer: Writer, old: Callable[..., Any]) -> Callable[..., Any]:
         if not writer.on:
             return old(*args, **kwargs)
         begin, place = now(), writer.place(sys._getframe(1))
-        before = writer.backward_place
-        # one called in a hook of another, or from a library, belongs to the line of the outer one
-        writer.backward_place = place if place >= 0 else before
+        # one called by a library belongs to the line of the outer one; several threads can have one each
+        running = [place] if place >= 0 else []
+        writer.backwards += running
         try:
             return old(*args, **kwargs)
         finally:
-            writer.backward_place = before
+            for row in running:
+                writer.backwards.remove(row)
             writer.span(begin, place, writer.name("backward"))
 
     return run

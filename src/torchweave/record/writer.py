@@ -27,14 +27,14 @@ class Writer:
     Attributes:
         log: What was written; the same object until `fresh`.
         on: Whether anything is written; read by everything that would write.
-        backward_place: Where the program called `backward()` that is running: autograd's threads have no lines.
+        backwards: Where the program called each `backward()` that is running: autograd's threads have no lines.
         seen: The system's numbers of the threads that wrote something.
     """
 
     def __init__(self) -> None:
         self.log = Log()
         self.on = False
-        self.backward_place = -1
+        self.backwards: list[int] = []
         self.seen: set[int] = set()
         self._mine: dict[str, str | None] = {}
         self._places: dict[tuple[str, int, str], int] = {}
@@ -114,7 +114,7 @@ class Writer:
     def place_or_backward(self, frame: FrameType | None) -> int:
         """Return the row of a place; on a thread without lines, that of the running `backward()`."""
         row = self.place(frame)
-        return row if row >= 0 else self.backward_place
+        return row if row >= 0 or not self.backwards else self.backwards[-1]
 
     def clock(self, name: str, frame: FrameType) -> None:
         """Write down that the program read a host clock; a loop that polls one leaves its last read only."""
