@@ -87,7 +87,31 @@ ONLY_ON_A_GPU = {
 }
 
 
-@pytest.mark.parametrize("script", [each for each in ALL if each.name not in ONLY_ON_A_GPU], ids=lambda each: each.name)
+# each of its own kind; the others are for the long run
+A_SAMPLE = {
+    "full_gemms",
+    "host_busy_starves",
+    "item_each_step",
+    "ok_two_threads",
+    "report_gradient_from_outside",
+    "report_mutual_waits",
+    "report_perf_counter",
+    "report_stream_each_layer",
+    "seed_timing",
+    "stream_pool_alias",
+    "wait_on_itself",
+    "wide_wait",
+}
+
+
+def simulated():
+    """Return the scripts that can run on made-up streams, most of them marked as long."""
+    for each in ALL:
+        if each.name not in ONLY_ON_A_GPU:
+            yield pytest.param(each, id=each.name, marks=() if each.name in A_SAMPLE else pytest.mark.long)
+
+
+@pytest.mark.parametrize("script", simulated())
 def test_races_and_early_clocks_are_where_they_are_marked_and_nowhere_else(script, monkeypatch, tmp_path, capsys):
     """Catches false alarms, which cost no time and so would stand first, and culprits beside the marked line.
 

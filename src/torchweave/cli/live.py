@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ def run_program(args: argparse.Namespace, words: Words) -> int:
     """
     device = find_device()
     if device is None:
-        return _without_device(words)
+        return _without_device(words, as_json=args.json)
     from torchweave.record.ranks import announce, clean, fail, job_of
     from torchweave.record.script import Program, prepare
 
@@ -223,7 +224,7 @@ def _ended_by_launcher(wanted: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if old == signal.SIG_DFL else old)
 
 
-def _without_device(words: Words) -> int:
+def _without_device(words: Words, *, as_json: bool) -> int:
     """Say that there is nothing to measure, and give what the source says."""
     if os.environ.get("RANK", "0") != "0":
         return 0
@@ -232,20 +233,27 @@ def _without_device(words: Words) -> int:
     # a script that is not there, or is no Python, is that first of all
     prepare(Program(words.name, words.args, words.is_module))
     print("torchweave: there is no CUDA device here, so there is nothing to measure.", file=sys.stderr)
-    return check_source(words)
+    return tell_source(words, as_json=as_json)
 
 
-def check_source(words: Words) -> int:
+def tell_source(words: Words, *, as_json: bool) -> int:
     """Print what `torchweave check` finds in a program's source, and return its exit code."""
     try:
-        # `Any` until both are merged: then a plain import
+        # looked up by name until both are in one tree; then a plain import does
         check_file: Any = import_module("torchweave.source").check_file
     except (ModuleNotFoundError, AttributeError):
         print("torchweave: this version cannot check the source either.", file=sys.stderr)
         return 0
     findings = check_file(_source_of(words))
-    for found in findings:
-        print(f"{found.file}:{found.line}:{found.column}: {found.cause}: {found.why}")
+    if as_json:
+        names = ("file", "line", "column", "cause", "why", "mend", "certainty")
+        rows = [{name: getattr(found, name) for name in names} for found in findings]
+        sys.stdout.write(json.dumps({"schema": 1, "findings": rows}, indent=1) + "\n")
+    else:
+        for found in findings:
+            print(f"{found.file}:{found.line}:{found.column}: {found.cause}: {found.why}")
+            print("\n".join(f"    {line}" for line in found.mend.splitlines()))
+        print(f"{len(findings)} findings in the source.")
     return EXIT_LOST if findings else 0
 
 
