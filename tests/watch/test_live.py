@@ -122,6 +122,7 @@ def test_two_names_of_one_stream_are_told_where_the_second_was_made(tmp_path):
         both.log.uses.at.append(both.at(40 * row - 6))
         both.log.uses.thread.append(7)
         both.log.uses.stream.append(row % 2)
+        both.log.uses.pointer.append(21 * 16)
         both.kernel(21, 40 * row, max(40 * row + 10, 10 + 400 * row), 400, line=10 + row % 2)
     both.log.streams = Streams([21 * 16, 21 * 16], [both.place(3), both.place(4)], [0, 0])
     found = diagnose(both.read(tmp_path))

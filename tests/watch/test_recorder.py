@@ -618,3 +618,50 @@ def test_two_threads_can_be_in_backward_at_once():
     run(1)
     assert [len(row) for row in seen] == [1, 2]
     assert writer.backwards == []
+
+
+def test_timed_steps_have_lines_and_one_more_step_has_its_memory_followed(monkeypatch):
+    """Catches timed steps that pay for every operator, and races looked for in steps that were not followed."""
+    monkeypatch.setattr("torchweave.record.session._compiles", lambda: False)
+    session = Session(FakeDevice(), Phases(2, 1))
+    session.begin()
+    x = torch.ones(4)
+
+    def step():
+        y = x * 2
+        return y.sum().item()  # read
+
+    for _ in range(5):
+        value = step()
+        session.step()
+    log = session.end().log
+    assert value == 8
+    assert log.events.kind == []
+    assert lines(log, "item") == [line_of(step, "# read")]
+    assert [log.names[row] for row in log.flow.operators.name] == [
+        "aten::mul",
+        "aten::sum",
+        "aten::_local_scalar_dense",
+    ]
+    assert log.followed().events.kind == [OP] * 3
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_program_that_compiles_never_meets_the_function_mode(monkeypatch):
+    """Catches a compiled function that is compiled anew because it is watched."""
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: (x * 3).cos(), backend=backend)
+    session = Session(FakeDevice(), Phases(2, 1))
+    session.begin()
+    for _ in range(6):
+        function(torch.ones(4))
+        session.step()
+    session.end()
+    assert len(compiled) == 1
+    torch._dynamo.reset()

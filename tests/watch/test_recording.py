@@ -53,9 +53,9 @@ def test_the_form_is_frozen():
     """Catches a change of the form without a new number: old recordings would be read wrongly."""
     assert SCHEMA == 1
     assert sorted(json.loads(encode(Log()))) == sorted(
-        ["schema", "places", "names", "spans", "events", "operators", "accesses", "clocks", "measured", "samples",
-         "streams", "uses",
-         "collections", "steps", "anchors", "environment", "allocator", "about", "others", "entry_us", "notes", "error"]
+        ["schema", "places", "names", "spans", "events", "operators", "accesses", "flow", "clocks", "measured",
+         "samples", "streams", "uses", "collections", "steps", "anchors", "environment", "allocator", "about", "others",
+         "entry_us", "notes", "error"]
     )  # fmt: skip
     assert TABLES == [
         "spans", "events", "operators", "accesses", "clocks", "samples", "streams", "uses", "collections", "steps",

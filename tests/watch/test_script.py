@@ -324,7 +324,7 @@ def phases_of(times, **options):
 def test_warm_up_ends_when_two_steps_take_equally_long():
     """Catches first steps, which load and allocate, in the report."""
     found = phases_of([900, 100, 50, 10, 10.5, 10, 10, 10, 10, 10, 10, 10], steps=2)
-    assert found == ["start"] * 5 + ["before"] * 2 + ["watched"] * 2 + ["after"] * 2 + ["over"] * 2
+    assert found == ["start"] * 5 + ["before"] * 2 + ["watched"] * 2 + ["after"] * 2 + ["flow"] + ["over"]
 
 
 def test_warm_up_ends_in_the_end():

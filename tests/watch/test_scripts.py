@@ -108,10 +108,10 @@ def simulated():
     """Return the scripts that can run on made-up streams, most of them marked as long."""
     for each in ALL:
         if each.name not in ONLY_ON_A_GPU:
-            yield pytest.param(each, id=each.name, marks=() if each.name in A_SAMPLE else pytest.mark.long)
+            yield pytest.param(each, id=each.name, marks=[] if each.name in A_SAMPLE else [pytest.mark.long])
 
 
-@pytest.mark.parametrize("script", simulated())
+@pytest.mark.parametrize("script", list(simulated()))
 def test_races_and_early_clocks_are_where_they_are_marked_and_nowhere_else(script, monkeypatch, tmp_path, capsys):
     """Catches false alarms, which cost no time and so would stand first, and culprits beside the marked line.
 

@@ -66,8 +66,8 @@ def look_live(window: Window) -> Live:
     log = timeline.log
     if log is None:
         return Live()
-    found_races, readings = races(log), early_readings(timeline)
-    causes = (_race_cause(timeline, log, found_races), _timed_cause(log, readings))
+    followed, readings = log.followed(), early_readings(timeline)
+    causes = (_race_cause(timeline, followed, races(followed)), _timed_cause(log, readings))
     watched = cost_of_watching(log)
     remarks = (_cost(log, watched), _environment(log), _collections(window, log), _allocator(log), *_others(log))
     ended = (f"The program ended with {log.error}; this is what ran before.",) if log.error else ()

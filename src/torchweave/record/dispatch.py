@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchweave.record.writer import Writer, now
@@ -216,9 +217,12 @@ def _add(accesses: Any, tensor: torch.Tensor, flags: int) -> None:
 class OnThreads:
     """Puts a mode on threads, and takes it off only where it is on top: others' modes are theirs."""
 
-    def __init__(self, mode: TorchDispatchMode) -> None:
-        self._mode = mode
+    def __init__(self, mode: TorchDispatchMode | TorchFunctionMode) -> None:
+        self._mode: Any = mode
         self._local = threading.local()
+        functions = isinstance(mode, TorchFunctionMode)
+        self._size = torch._C._len_torch_function_stack if functions else torch._C._len_torch_dispatch_stack
+        self._at = torch._C._get_function_stack_at if functions else torch._C._get_dispatch_stack_at
 
     def enter(self) -> None:
         """Put the mode on this thread, if it is not on it."""
@@ -228,7 +232,7 @@ class OnThreads:
 
     def leave(self) -> None:
         """Take the mode off this thread, if it lies on top."""
-        size = torch._C._len_torch_dispatch_stack()
-        if getattr(self._local, "on", False) and size and torch._C._get_dispatch_stack_at(size - 1) is self._mode:
+        size = self._size()
+        if getattr(self._local, "on", False) and size and self._at(size - 1) is self._mode:
             self._mode.__exit__(None, None, None)
             self._local.on = False

@@ -8,11 +8,10 @@ import threading
 import time
 import timeit
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from torchweave.record.dispatch import OnThreads
 from torchweave.record.writer import Writer, now
 from torchweave.trace.log import DRIVER_FREE
 
@@ -20,6 +19,38 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 # methods that wait, or ask a stream to
 _STREAM = ("synchronize", "wait_stream", "wait_event", "record_event")
 _EVENT = ("record", "wait", "synchronize")
+
+
+# of a process group: what launches a collective
+_GROUP = (
+    "allgather",
+    "_allgather_base",
+    "allreduce",
+    "all_gather_single",
+    "all_to_all_single",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "scatter",
+    "send",
+)
+
+
+class Modes(Protocol):
+    """What is put on threads, and taken off."""
+
+    def enter(self) -> None:
+        """Put it on this thread."""
+
+    def leave(self) -> None:
+        """Take it off."""
 
 
 class Patches:
@@ -49,7 +80,7 @@ class Patches:
             setattr(owner, name, old)
 
 
-def patch_all(patches: Patches, writer: Writer, modes: OnThreads) -> None:
+def patch_all(patches: Patches, writer: Writer, modes: Modes) -> None:
     """Replace everything whose lines the log needs.
 
     Args:
@@ -81,6 +112,8 @@ def patch_all(patches: Patches, writer: Writer, modes: OnThreads) -> None:
     c10d = getattr(torch._C, "_distributed_c10d", None)
     if c10d is not None:
         patches.put(c10d.Work, "wait", spanned("wait"))
+        for name in _GROUP:
+            patches.put(c10d.ProcessGroup, name, spanned(name))
 
 
 def _clock(writer: Writer, name: str, old: Callable[[], Any]) -> Callable[[], Any]:
@@ -111,7 +144,7 @@ def _timeit(writer: Writer, old: Callable[..., float]) -> Callable[..., float]:
     return run
 
 
-def _start(writer: Writer, modes: OnThreads, old: Callable[[threading.Thread], None]) -> Callable[[Any], None]:
+def _start(writer: Writer, modes: Modes, old: Callable[[threading.Thread], None]) -> Callable[[Any], None]:
     @functools.wraps(old)
     def start(thread: threading.Thread) -> None:
         run = thread.run
@@ -203,6 +236,7 @@ def _used(writer: Writer, old: Callable[[Any], None]) -> Callable[[Any], None]:
             uses.at.append(now())
             uses.thread.append(writer.thread())
             uses.stream.append(getattr(stream, "_torchweave_row", -1))
+            uses.pointer.append(int(stream.cuda_stream))
         old(stream)
 
     return set_stream

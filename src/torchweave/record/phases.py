@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Phase: TypeAlias = Literal["start", "before", "watched", "after", "over"]
+Phase: TypeAlias = Literal["start", "before", "watched", "after", "flow", "over"]
 
 # without a word from the user: at least so many steps, at most so many, and settled within so much
 LEAST_WARM, MOST_WARM, SETTLED = 3, 10, 0.1
@@ -18,7 +18,8 @@ class Phases:
 
     `start` is watched too, from the program's beginning: a program without steps has nothing else. It ends with the
     warm-up, whose recording is thrown away once another is whole. As many steps as are watched run untouched before
-    (the last of the warm-up that the user asked for, if it has room) and after.
+    (the last of the warm-up that the user asked for, if it has room) and after. Then the memory of one more step is
+    followed for races (`flow`), which costs the host too much to do it while it is timed.
 
     Attributes:
         skip: Steps to leave out; None waits until they take equally long.
@@ -54,12 +55,12 @@ class Phases:
         elif self.phase != "over":
             self.left -= 1
             if self.left == 0:
-                follows: dict[str, Phase] = {"before": "watched", "watched": "after", "after": "over"}
+                follows: dict[str, Phase] = {"before": "watched", "watched": "after", "after": "flow", "flow": "over"}
                 self._enter(follows[self.phase])
         return self.phase
 
     def _enter(self, phase: Phase) -> None:
-        self.phase, self.left = phase, self.steps
+        self.phase, self.left = phase, 1 if phase == "flow" else self.steps
         if phase == "watched":
             self.first_watched = self.num_done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -21,19 +22,20 @@ from torchweave.errors import UsageError
 from torchweave.record.callbacks import Callbacks
 from torchweave.record.device import Device, Trace, environment
 from torchweave.record.dispatch import OnThreads, Operators
+from torchweave.record.functions import Functions
 from torchweave.record.marks import SEAT
 from torchweave.record.patches import Patches, patch_all
 from torchweave.record.phases import Phase, Phases
 from torchweave.record.sampler import Sampler
 from torchweave.record.writer import Writer
-from torchweave.trace.log import Log, Steps
+from torchweave.trace.log import Flow, Log, Steps
 from torchweave.trace.recording import write_recording
 
 # taken before anybody wraps it
 _seconds: Callable[[], float] = time.perf_counter
 MOST_ENTRIES = 200_000
 _TRACE = "trace.json.gz"
-_CALIBRATION, _TRIES = 200, 3
+_CALIBRATION, _TRIES = 100, 5
 
 
 @dataclass
@@ -76,7 +78,9 @@ class Session:
         self._device, self._phases = device, phases
         self._writer = Writer()
         self._mode = Operators(self._writer, device.on_device, device.current_stream, most=most, enough=self._enough)
-        self._modes = OnThreads(self._mode)
+        self._operators = OnThreads(self._mode)
+        self._functions = OnThreads(Functions(self._writer, most=most, enough=self._enough))
+        self._modes = _Both(self._operators, self._functions)
         self._callbacks = Callbacks(self._writer, device.pool)
         self._patches, self._sampler = Patches(), Sampler(self._writer)
         self._steps, self._notes = Steps(), list[str]()
@@ -197,22 +201,45 @@ class Session:
         """Go from one group of steps to another: the device is idle at both ends of those that are timed."""
         assert self._phases is not None
         self._device.synchronize()
-        if old != "start":
+        if old not in ("start", "flow"):
             self._steps.watched.append(int(old == "watched"))
             self._steps.count.append(self._phases.steps)
             self._steps.ms.append((_seconds() - self._group_at) * 1e3)
+        if old == "flow":
+            self._stop_following()
         if self._recording:
             self._stop(whole=True)
         if new == "watched":
             self._record()
+        if new == "flow":
+            self._follow()
         self._group_at = _seconds()
 
     def _record(self) -> None:
         self._writer.fresh()
         self._counters = self._device.counters()
         self._device.begin_trace()
+        # with steps there is another one for what needs every operator; compiled code must not see the cheaper mode
+        every = self._phases is None or self._phases.phase == "start" or _compiles()
+        self._modes.choose(every_operator=every)
         self._modes.enter()
         self._recording = self._writer.on = True
+
+    def _follow(self) -> None:
+        """Begin to follow the memory of a step, without the profiler."""
+        self._writer.fresh()
+        self._modes.choose(every_operator=True)
+        self._modes.enter()
+        self._writer.on = True
+
+    def _stop_following(self) -> None:
+        self._writer.on = False
+        self._modes.leave()
+        log = self._writer.fresh()
+        if self._watched is not None:
+            self._watched.log.flow = Flow(log.events, log.operators, log.accesses)
+            # what the step was first to name, too
+            self._watched.log.places, self._watched.log.names = log.places, log.names
 
     def _stop(self, *, whole: bool) -> None:
         """Stop recording, and keep what it holds if it is better than what there is."""
@@ -252,7 +279,8 @@ class Session:
             )
             last = first + self._num_watched - 1
             text = f"steps {first} to {last} were" if last > first else f"step {first} was"
-            return f"Of the program's steps, counted from 0, {text} watched ({chosen})."
+            flow = "" if found.log.flow else " The program ended before one more could be followed for races."
+            return f"Of the program's steps, counted from 0, {text} watched ({chosen}).{flow}"
         if phases.num_done:
             return (
                 f"The program ended after {phases.num_done} steps, before its warm-up was over: everything up to there "
@@ -264,19 +292,53 @@ class Session:
         )
 
 
+class _Both:
+    """The two ways of seeing the program's calls, one at a time.
+
+    Args:
+        operators: Sees every operator.
+        functions: Sees the program's calls alone.
+    """
+
+    def __init__(self, operators: OnThreads, functions: OnThreads) -> None:
+        self._operators, self._functions = operators, functions
+        self._chosen = operators
+
+    def choose(self, *, every_operator: bool) -> None:
+        """Say which one threads get from now on."""
+        self._chosen = self._operators if every_operator else self._functions
+
+    def enter(self) -> None:
+        """Put the chosen one on this thread."""
+        self._chosen.enter()
+
+    def leave(self) -> None:
+        """Take off this thread what lies on it."""
+        self._operators.leave()
+        self._functions.leave()
+
+
+def _compiles() -> bool:
+    """Return whether the program has compiled anything: the compiler would take a function mode into its graphs."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(frames, "FRAME_COUNTER", 0))
+
+
 def _entry_us() -> float:
-    """Return what writing one operator down costs, us: the same operator with and without, the least of some tries."""
-    numbers, writer, costs = torch.zeros(1), Writer(), []
+    """Return what writing one operator down costs, us: the same operator with and without, the least time of each."""
+    numbers, writer = torch.zeros(1), Writer()
+    plain, watched = [], []
     modes = OnThreads(Operators(writer, lambda _: True, lambda _: 0))
     writer.on = True
     for _ in range(_TRIES):
-        plain = _time_of(numbers)
+        plain.append(_time_of(numbers))
         modes.enter()
         try:
-            costs.append(_time_of(numbers) - plain)
+            watched.append(_time_of(numbers))
         finally:
             modes.leave()
-    return max(min(costs), 0.0) / _CALIBRATION * 1e6
+    # other processes only ever make a try longer
+    return max(min(watched) - min(plain), 0.0) / _CALIBRATION * 1e6
 
 
 def _time_of(numbers: torch.Tensor) -> float:

@@ -115,29 +115,43 @@ def _codes(threads: Sequence[int], codes: Mapping[int, int]) -> Ints:
 
 
 def _streams(timeline: Timeline, codes: Mapping[int, int]) -> dict[int, int]:
-    """Return the recorder's number of each CUDA stream: that of most work launched in its operators."""
+    """Return the recorder's number of each CUDA stream: that of most work launched while it was current."""
     assert timeline.log is not None
-    events, work, calls = timeline.log.events, timeline.work, timeline.calls
-    kind = np.array(events.kind, dtype=np.int64)
-    rows = np.flatnonzero(kind == OP)
+    events, uses, work, calls = timeline.log.events, timeline.log.uses, timeline.work, timeline.calls
     known = work.call >= 0
-    if len(rows) == 0 or not known.any():
+    if not known.any():
         return {}
+    rows = np.flatnonzero(np.array(events.kind, dtype=np.int64) == OP)
     at, thread = np.array(events.at, dtype=np.int64)[rows], _codes(events.thread, codes)[rows]
-    pointer = np.array(events.a, dtype=np.int64)[rows]
-    launch, launcher, number = calls.begin[work.call[known]], calls.thread[work.call[known]], work.stream[known]
+    launched = (calls.begin[work.call[known]], calls.thread[work.call[known]], work.stream[known])
     votes: Counter[tuple[int, int]] = Counter()
-    for code in np.unique(thread).tolist():
-        mine, theirs = np.flatnonzero(thread == code), np.flatnonzero(launcher == code)
-        # the operator that ends first after a launch is the one around it
-        after = np.searchsorted(at[mine], launch[theirs])
-        inside = after < len(mine)
-        pairs = zip(pointer[mine[after[inside]]].tolist(), number[theirs[inside]].tolist(), strict=True)
-        votes.update(pairs)
+    # the operator that ends first after a launch is the one around it; a stream is current since it was last set
+    _vote(votes, at, thread, np.array(events.a, dtype=np.int64)[rows], launched, before=False)
+    if not votes:
+        set_at, set_on = np.array(uses.at, dtype=np.int64), _codes(uses.thread, codes)
+        _vote(votes, set_at, set_on, np.array(uses.pointer, dtype=np.int64), launched, before=True)
     result: dict[int, int] = {}
     for (stream, seen), _ in votes.most_common():
         result.setdefault(stream, seen)
     return result
+
+
+def _vote(
+    votes: Counter[tuple[int, int]],
+    at: Ints,
+    thread: Ints,
+    pointer: Ints,
+    launched: tuple[Ints, Ints, Ints],
+    *,
+    before: bool,
+) -> None:
+    """Let each launch vote for the CUDA stream of the moment before it, or of that after it, on its thread."""
+    launch, launcher, number = launched
+    for code in np.unique(thread).tolist():
+        mine, theirs = np.flatnonzero(thread == code), np.flatnonzero(launcher == code)
+        row = np.searchsorted(at[mine], launch[theirs]) - before
+        inside = (row >= 0) & (row < len(mine))
+        votes.update(zip(pointer[mine[row[inside]]].tolist(), number[theirs[inside]].tolist(), strict=True))
 
 
 def _frames(log: Log, codes: Mapping[int, int], names: dict[str, int]) -> Spans:

@@ -147,11 +147,13 @@ class Uses(Table):
         at: When, ns.
         thread: The system's number of the thread.
         stream: Row of `Streams`, -1 for a stream that the program did not make.
+        pointer: The CUDA stream.
     """
 
     at: list[int] = _column()
     thread: list[int] = _column()
     stream: list[int] = _column()
+    pointer: list[int] = _column()
 
 
 class Collections(Table):
@@ -184,6 +186,20 @@ class Steps(Table):
     ms: list[float] = _column()
 
 
+class Flow(msgspec.Struct):
+    """What one step asked of the device, operator by operator, where that was followed apart from the timed steps.
+
+    Attributes:
+        events: As `Log.events`.
+        operators: As `Log.operators`.
+        accesses: As `Log.accesses`.
+    """
+
+    events: Events
+    operators: Operators
+    accesses: Accesses
+
+
 class Log(msgspec.Struct):
     """The log of one process.
 
@@ -195,6 +211,7 @@ class Log(msgspec.Struct):
         events: What was asked of the device.
         operators: Operators among the events.
         accesses: Their memory.
+        flow: The same of one more step, where operators were not followed in those that were timed.
         clocks: Reads of host clocks by the program.
         measured: (first, second): rows of `places` at which clocks are read whose values the program subtracts.
         samples: What threads were doing, at times.
@@ -219,6 +236,7 @@ class Log(msgspec.Struct):
     events: Events = msgspec.field(default_factory=Events)
     operators: Operators = msgspec.field(default_factory=Operators)
     accesses: Accesses = msgspec.field(default_factory=Accesses)
+    flow: Flow | None = None
     clocks: Moments = msgspec.field(default_factory=Moments)
     measured: list[tuple[int, int]] = _column()
     samples: Moments = msgspec.field(default_factory=Moments)
@@ -234,6 +252,15 @@ class Log(msgspec.Struct):
     entry_us: float = 0.0
     notes: list[str] = _column()
     error: str = ""
+
+    def followed(self) -> Log:
+        """Return the log with the events of which the memory is known."""
+        flow = self.flow
+        if flow is None:
+            return self
+        return msgspec.structs.replace(
+            self, events=flow.events, operators=flow.operators, accesses=flow.accesses, flow=None
+        )
 
     def place(self, row: int) -> tuple[str, int, str] | None:
         """Return a place, None where it is not known."""
@@ -286,7 +313,7 @@ def decode(data: bytes, file: str) -> Log:
             given=f"{file}: form {log.schema}",
             remedy="read it with the torchweave that recorded it, or a newer one",
         )
-    wrong = _wrong(log)
+    wrong = _wrong(log) or _wrong(log.followed())
     if wrong:
         raise _unreadable(file, wrong)
     return log
