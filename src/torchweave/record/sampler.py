@@ -11,6 +11,16 @@ PERIOD_S = 0.002
 _LIMIT_S = 5.0
 
 
+def compiles() -> bool:
+    """Return whether the program has compiled anything with `torch.compile`.
+
+    The compiler runs frames of its own: a function mode would be taken into its graphs, and to hold its frames from
+    another thread is not safe.
+    """
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(frames, "FRAME_COUNTER", 0))
+
+
 class Sampler:
     """A thread that samples the others while the writer is on.
 
@@ -34,13 +44,16 @@ class Sampler:
             self._thread.join(_LIMIT_S)
 
     def _run(self) -> None:
-        writer, own = self._writer, threading.get_ident()
         while not self._stop.wait(PERIOD_S):
-            if not writer.on:
-                continue
-            numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}
-            for ident, frame in sys._current_frames().items():
-                number = numbers.get(ident)
-                # threads that never asked anything of a device are of no interest
-                if ident != own and number is not None and number in writer.seen:
-                    writer.sample(number, frame)
+            if self._writer.on and not compiles():
+                self._look()
+
+    def _look(self) -> None:
+        """Look once; another thread's frame must not live on because of us, so all names here end with it."""
+        own, writer = threading.get_ident(), self._writer
+        numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            number = numbers.get(ident)
+            # threads that never asked anything of a device are of no interest
+            if ident != own and number is not None and number in writer.seen:
+                writer.sample(number, frame)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +25,7 @@ from torchweave.record.functions import Functions
 from torchweave.record.marks import SEAT
 from torchweave.record.patches import Patches, patch_all
 from torchweave.record.phases import Phase, Phases
-from torchweave.record.sampler import Sampler
+from torchweave.record.sampler import Sampler, compiles
 from torchweave.record.writer import Writer
 from torchweave.trace.log import Flow, Log, Steps
 from torchweave.trace.recording import write_recording
@@ -220,7 +219,7 @@ class Session:
         self._counters = self._device.counters()
         self._device.begin_trace()
         # with steps there is another one for what needs every operator; compiled code must not see the cheaper mode
-        every = self._phases is None or self._phases.phase == "start" or _compiles()
+        every = self._phases is None or self._phases.phase == "start" or compiles()
         self._modes.choose(every_operator=every)
         self._modes.enter()
         self._recording = self._writer.on = True
@@ -316,12 +315,6 @@ class _Both:
         """Take off this thread what lies on it."""
         self._operators.leave()
         self._functions.leave()
-
-
-def _compiles() -> bool:
-    """Return whether the program has compiled anything: the compiler would take a function mode into its graphs."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    return bool(getattr(frames, "FRAME_COUNTER", 0))
 
 
 def _entry_us() -> float:
