@@ -142,6 +142,15 @@ def test_the_cost_of_watching_is_that_of_steps_in_the_same_run(tmp_path):
     assert cost_of_watching(Log(steps=Steps([1], [2], [23.0]))) is None
 
 
+def test_a_factor_within_the_scatter_of_untouched_steps_is_no_sign(tmp_path):
+    """Catches "launch-bound" from a machine that others use too."""
+    both = alternating(Both(), lambda at, until: None)
+    both.log.steps = Steps([0, 1, 0], [1, 1, 1], [10.0, 20.0, 24.0])
+    remarks = " ".join(diagnose(both.read(tmp_path)).remarks)
+    assert "1.18 times as long" in remarks
+    assert "launch-bound" not in remarks
+
+
 def test_what_the_log_knows_is_told(tmp_path):
     both = alternating(Both(), lambda at, until: None)
     both.log.steps = Steps([0, 1, 0], [2, 2, 2], [20.0, 40.0, 20.0])

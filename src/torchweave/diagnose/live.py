@@ -225,7 +225,8 @@ def _cost(log: Log, watched: Watched | None) -> str:
         f"({watched.num_steps} steps), {watched.plain_ms:.3f} ms without "
         f"({watched.least_ms:.3f} to {watched.most_ms:.3f})."
     )
-    if watched.factor > _DEAR:
+    # groups without watching that lie farther apart than that say nothing
+    if watched.factor > _DEAR and watched.watched_ms > watched.most_ms:
         text += (
             " So the host is what these steps wait for (launch-bound, or nearly): causes of the host weigh more here "
             "than without watching."
