@@ -40,7 +40,7 @@ class Made:
         self.device.pool = lambda: self.current().cuda_stream
         # the CPU's memory is given out again without a word: nothing that was seen is freed
         self.kept = []
-        self.device.on_device = lambda tensor: self.kept.append(tensor.untyped_storage()) or True
+        self.device.on_device = lambda tensor: self.kept.append(tensor.detach()) or True
         self.local = threading.local()
         self.next_event, self.next_stream = 10_000, 0
         self.default = None

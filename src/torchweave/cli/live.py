@@ -93,7 +93,11 @@ def _watched(args: argparse.Namespace, device: Device, start: Any) -> tuple[Endi
 
 def _alone(args: argparse.Namespace, recording: Recording | None, ending: Ending) -> int:
     if recording is None:
-        raise TorchweaveError("A program has to reach the device to be watched", given=ending.error)
+        raise TorchweaveError(
+            "A program has to reach the steps that are to be watched",
+            given=ending.error or "it ended before",
+            remedy="mark steps by `torchweave.step()`, or leave `--skip` away",
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(args.save) if args.save is not None else Path(folder) / "recording.twr"
         recording.save(path)

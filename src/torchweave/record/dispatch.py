@@ -47,9 +47,6 @@ class _Plan:
 class Operators(TorchDispatchMode):
     """Writes down each operator.
 
-    torch wraps `__torch_dispatch__` so that the compiler leaves it alone, which is a third of the cost. Doing without
-    (`_should_skip_dynamo`) crashed the interpreter in its garbage collector, torch 2.13, in half of the test runs.
-
     Args:
         writer: Where to.
         on_device: Whether a tensor's memory is the device's.
@@ -156,7 +153,7 @@ class Operators(TorchDispatchMode):
                 pointer = torch.cuda.Stream(
                     stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
                 ).cuda_stream
-            self._writer.event(KEEP, place, tensor.untyped_storage().data_ptr(), pointer)
+            self._writer.event(KEEP, place, _base(tensor), pointer)
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
@@ -190,12 +187,17 @@ def _plan(func: Any, writer: Writer) -> _Plan | None:
     return _Plan(name, tuple(arguments), fresh, False)
 
 
+def _base(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's allocation, without making an object of Python for its storage."""
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+
+
 def _add(accesses: Any, tensor: torch.Tensor, flags: int) -> None:
     """Add the memory of a tensor: the bytes from its first to its last, and whether it touches all of them."""
     if tensor.layout is not torch.strided:
         return
     try:
-        base, low = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        base, low = _base(tensor), tensor.data_ptr()
     except RuntimeError:
         # fake and batched tensors have no memory of their own
         return

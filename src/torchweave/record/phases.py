@@ -16,8 +16,8 @@ DEFAULT_STEPS = 2
 class Phases:
     """Goes from phase to phase, a step at a time.
 
-    `start` is watched too, from the program's beginning: a program without steps has nothing else. It ends with the
-    warm-up, whose recording is thrown away once another is whole. As many steps as are watched run untouched before
+    `start` is recorded too, up to the first step's end: a program without steps has nothing else. That recording is
+    thrown away once another is whole. As many steps as are watched run untouched before
     (the last of the warm-up that the user asked for, if it has room) and after. Then the memory of one more step is
     followed for races (`flow`), which costs the host too much to do it while it is timed.
 

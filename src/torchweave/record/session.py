@@ -111,7 +111,9 @@ class Session:
         self._undo.callback(setattr, SEAT, "watcher", None)
         try:
             self._put_in_place()
-            self._record()
+            if self._phases is None or self._phases.skip != 1:
+                # with one step to leave out there is no step between two recordings
+                self._record()
         except BaseException:
             self._undo.close()
             raise
@@ -166,12 +168,14 @@ class Session:
         self._stepped()
 
     def _begin_again(self, phases: Phases) -> None:
+        skip = phases.skip
         if self._recording:
             self._stop(whole=False)
-        self._phases = Phases(phases.skip, phases.steps)
+            # no profiler is started where one was stopped: see `_stepped`
+            skip = None if skip is None else max(skip, 2)
+        self._phases = Phases(skip if skip != 0 else 1, phases.steps)
         self._start = self._watched = None
         self._steps, self._num_watched = Steps(), 0
-        self._record()
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         """Take note of an optimizer's step: of the first optimizer, and where the program says nothing itself."""
@@ -194,6 +198,11 @@ class Session:
         self._num_watched += old == "watched"
         if new != old:
             self._change(old, new)
+        elif self._recording and old == "start":
+            # There are steps, so the program's beginning is enough. To stop here and start at a later step matters: a
+            # mark lies inside scopes of the profiler (an optimizer's step is one), and torch writes the end of a
+            # scope that began under one profiler into memory that is gone, if another one runs by then.
+            self._stop(whole=True)
         self._step_at = _seconds()
 
     def _change(self, old: Phase, new: Phase) -> None:
@@ -282,8 +291,8 @@ class Session:
             return f"Of the program's steps, counted from 0, {text} watched ({chosen}).{flow}"
         if phases.num_done:
             return (
-                f"The program ended after {phases.num_done} steps, before its warm-up was over: everything up to there "
-                "was recorded, warm-up included. `--skip 0` watches the first steps."
+                f"The program ended after {phases.num_done} steps, before its warm-up was over: its beginning was "
+                "recorded, up to the first step's end. `--skip 0` watches the first steps."
             )
         return (
             "The program marks no steps: everything was recorded, its warm-up too. `torchweave.step()` at the end of "
