@@ -400,18 +400,20 @@ def test_a_long_gap_is_sampled(monkeypatch):
     """Catches `host_busy` without a line: nothing but samples sees plain Python."""
     monkeypatch.setattr("torchweave.record.sampler.compiles", lambda: False)
 
+    session = Session(FakeDevice())
+
     def busy():
-        end = time.monotonic_ns() + 150_000_000
+        end = time.monotonic_ns() + 30_000_000_000
         n = 0
-        while n % 1000 or time.monotonic_ns() < end:
+        # as long as it takes on a busy machine
+        while len(session._writer.log.samples) < 5 and time.monotonic_ns() < end:
             n += 1  # busy
 
-    def block():
-        torch.ones(2)
-        busy()
-        torch.ones(2)
-
-    log = watched(block)
+    session.begin()
+    torch.ones(2)
+    busy()
+    torch.ones(2)
+    log = session.end().log
     functions = [log.place(row)[2] for row in log.samples.place]
     assert functions.count("busy") > 3
 
