@@ -1,52 +1,74 @@
-"""One GPU with a simulated link: serial, woven by each strategy, and both bounds, side by side in one run.
+"""One GPU with a simulated link: every row of the goals, by every strategy, side by side in one run.
 
     python benchmarks/one_gpu.py --out results
 
-Writes one JSON file with every row, and for the first row a trace of a serial and of a woven pair.
+Writes one JSON file with every row, and for the first rows a trace of a serial and of a woven pair.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import gzip
 import json
 import os
-from dataclasses import asdict
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from torchweave.engine.pair import engine, weave
-from torchweave.measure.pair_times import PairBench
-from torchweave.measure.training import Demo, DemoOptions, versions
+from torchweave.measure.bench import Bench, BenchOptions
+from torchweave.measure.subject import Subject, SubjectOptions
+from torchweave.measure.training import versions
 
-# hidden, layers, the link's time for a collective (ms), SMs that it holds
+
+class Row(NamedTuple):
+    """A line of the table of goals: a chunk, its link, and the share that `auto` is to recover."""
+
+    chunk: str
+    hidden: int
+    link_ms: float
+    sms: int
+    goal: float
+    layers: int = 4
+    of_limit: bool = False
+
+
 ROWS = (
-    (4096, 4, 0.27, 1),
-    (4096, 4, 0.84, 1),
-    (4096, 4, 1.2, 1),
-    (2048, 4, 0.45, 1),
+    Row("moe", 4096, 0.27, 1, 0.95),
+    Row("moe", 4096, 0.84, 1, 0.95),
+    Row("moe", 4096, 1.2, 1, 0.95),
+    Row("moe", 7168, 0.43, 1, 0.97),
+    Row("moe", 7168, 1.07, 1, 0.97),
+    Row("moe", 4096, 0.27, 32, 0.95, of_limit=True),
+    Row("moe", 4096, 0.84, 8, 0.95, of_limit=True),
+    Row("moe", 4096, 1.2, 4, 0.95, of_limit=True),
+    Row("moe", 2048, 0.15, 1, 0.90),
+    Row("moe", 2048, 0.45, 1, 0.90),
+    Row("moe", 1024, 0.07, 1, 0.90, layers=8),
+    Row("dropless", 4096, 0.27, 1, 0.85),
+    Row("dropless", 4096, 0.84, 1, 0.85),
+    Row("dense", 4096, 0.2, 8, 0.85),
+    Row("dense", 2048, 0.2, 8, 0.85),
+    Row("alone", 4096, 0.2, 1, 0.0),
+    Row("alone", 1024, 0.2, 1, 0.0),
 )
-TOP_K, BYTES = 4, 2
-
-
-def gbps_for(hidden: int, tokens: int, ms: float) -> float:
-    """Return the link's speed at which an all-to-all of a layer takes so long."""
-    return tokens * TOP_K * hidden * BYTES * 8 / ms / 1e6
+NUM_TRACED = 2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--rows", type=int, default=len(ROWS), help="how many of the rows")
+    parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="numbers of rows, from 0")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--strategies", nargs="+", default=["turns", "streams"])
+    parser.add_argument("--limit-s", type=float, default=500.0, help="no row begins later than this")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
     # has to be there before cuBLAS is: without it no product is deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.set_device(0)
@@ -60,62 +82,47 @@ def main() -> None:
         "versions": versions(device),
         "rows": [],
     }
-    for index, (hidden, layers, ms, sms) in enumerate(ROWS[: args.rows]):
-        options = DemoOptions(
-            layers=layers, hidden=hidden, tokens=args.tokens, link_gbps=gbps_for(hidden, args.tokens, ms), link_sms=sms
+    for index in args.rows:
+        if time.monotonic() - begun > args.limit_s:
+            result["not_measured"] = [row._asdict() for row in ROWS[index:]]
+            break
+        row = ROWS[index]
+        options = SubjectOptions(
+            row.chunk, row.layers, row.hidden, args.tokens, 4, link_ms=row.link_ms, link_sms=row.sms
         )
-        demo = Demo(options, device)
-        with demo.link:
-            for strategy in args.strategies:
-                row = measure(demo, strategy, args.rounds)
-                row |= {"hidden": hidden, "layers": layers, "tokens": args.tokens, "link_ms": ms, "link_sms": sms}
-                result["rows"].append(row)
-                print(
-                    f"hidden {hidden} link {ms} ms {strategy:8s} "
-                    f"serial {row['serial_ms']:.2f} woven {row['woven_ms']:.2f} "
-                    f"compute {row['compute_ms']:.2f} communication {row['communication_ms']:.2f} "
-                    f"recovered {row['recovered_share']:.3f} hidden {row['hidden_share']:.3f} "
-                    f"bit-equal {row['bit_equal']} activations {row['activations_mib']:.0f} MiB, "
-                    f"peak {row['peak_serial_mib']:.0f} -> {row['peak_woven_mib']:.0f}, "
-                    f"reserved {row['reserved_serial_mib']:.0f} -> {row['reserved_woven_mib']:.0f}",
-                    flush=True,
-                )
-            if index < 2:
+        bench = Bench(BenchOptions(options, rounds=args.rounds), device)
+        found = bench.run(lambda *_: None)
+        result["rows"].append({**row._asdict(), **found})
+        told = ", ".join(
+            f"{name} {one['woven_ms']:.2f} ms recovered {_share(one['recovered_share'])} "
+            f"hidden {_share(one['hidden_share'])} idle {_share(one['idle_share'])} equal {one['bit_equal']}"
+            for name, one in found["strategies"].items()
+        )
+        print(
+            f"{row}: serial {found['serial_ms']:.2f} compute {found['compute_ms']:.2f} "
+            f"limit {_share(found['limit_share'])}; {told}; auto takes {found['auto_takes']}",
+            flush=True,
+        )
+        if index < NUM_TRACED:
+            with bench.subject.link:
                 for strategy in ("serial", "turns"):
-                    record(demo, strategy, args.out / f"h200_hidden{hidden}_link{ms}ms_{strategy}.json.gz")
+                    name = f"h200_hidden{row.hidden}_link{row.link_ms}ms_{strategy}.json.gz"
+                    record(bench.subject, strategy, args.out / name)
         engine().close()
-        del demo
+        del bench
         torch.cuda.empty_cache()
         # written after every row: a run that is cut short keeps what it has
         (args.out / "one_gpu.json").write_text(json.dumps(result, indent=1))
     dist.destroy_process_group()
 
 
-def measure(demo: Demo, strategy: str, rounds: int) -> dict[str, object]:
-    """Return one row: the four timings, and both peaks of memory."""
-    woven = functools.partial(weave, strategy=strategy)
-    times = PairBench(demo.make_pair, woven, demo.link, demo.group, demo.device).run(rounds, warmup=4)
-    row = asdict(times)
-    row.pop("samples")
-    row |= {"strategy": strategy, "bit_equal": demo.is_bit_equal()}
-    for label, name in (("serial", "serial"), ("woven", strategy)):
-        demo.model.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        forward, backward = demo.make_pair()
-        row["activations_mib"] = (torch.cuda.memory_allocated() - before) / 2**20
-        torch.cuda.reset_peak_memory_stats()
-        out = weave(forward, backward, strategy=name)
-        torch.cuda.synchronize()
-        row[f"peak_{label}_mib"] = torch.cuda.max_memory_allocated() / 2**20
-        row[f"reserved_{label}_mib"] = torch.cuda.max_memory_reserved() / 2**20
-        del out, forward, backward
-    return row
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
-def record(demo: Demo, strategy: str, path: Path) -> None:
+def record(subject: Subject, strategy: str, path: Path) -> None:
     """Write a trace of one pair, with the operators of both strands' threads."""
-    forward, backward = demo.make_pair()
+    forward, backward = subject.make_pair()
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     torch.cuda.synchronize()
     with torch.profiler.profile(experimental_config=config) as profile:

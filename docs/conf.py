@@ -9,7 +9,7 @@ copyright = "The torchweave developers"
 version = release = version_of("torchweave")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "check_rules.md"]
 
 myst_enable_extensions = ["deflist"]
 # headings can be linked to from other pages
@@ -39,5 +39,14 @@ def write_causes(_: object) -> None:
     (Path(__file__).parent / "causes.md").write_text("\n".join(parts))
 
 
+def write_rules(_: object) -> None:
+    """Write the rules of `torchweave check` from their docstrings, as a part of its page."""
+    from torchweave.source.rules import all_rules
+
+    parts = [f"### {rule.cause}\n\n{rule.page}\n" for rule in all_rules()]
+    (Path(__file__).parent / "check_rules.md").write_text("\n".join(parts))
+
+
 def setup(app: object) -> None:
     app.connect("builder-inited", write_causes)  # type: ignore[attr-defined]
+    app.connect("builder-inited", write_rules)  # type: ignore[attr-defined]

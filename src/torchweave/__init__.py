@@ -10,14 +10,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchweave import pipeline
     from torchweave.engine.crossing import communication
-    from torchweave.engine.pair import weave
+    from torchweave.engine.pair import choices, weave
     from torchweave.errors import TorchweaveError
     from torchweave.record.marks import region, step
     from torchweave.timing import timed
     from torchweave.watching import watch
 
-__all__ = ["TorchweaveError", "__version__", "communication", "region", "step", "timed", "watch", "weave"]
+__all__ = [
+    "TorchweaveError",
+    "__version__",
+    "choices",
+    "communication",
+    "pipeline",
+    "region",
+    "step",
+    "timed",
+    "watch",
+    "weave",
+]
 
 try:
     __version__ = version("torchweave")
@@ -26,7 +38,9 @@ except PackageNotFoundError:  # run from its sources, without installing it
 
 _HOME = {
     "TorchweaveError": "torchweave.errors",
+    "choices": "torchweave.engine.pair",
     "communication": "torchweave.engine.crossing",
+    "pipeline": "torchweave.pipeline",
     "region": "torchweave.record.marks",
     "step": "torchweave.record.marks",
     "timed": "torchweave.timing",
@@ -40,7 +54,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'torchweave' has no attribute {name!r}")
     try:
-        value = getattr(import_module(_HOME[name]), name)
+        home = import_module(_HOME[name])
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -49,7 +63,7 @@ def __getattr__(name: str) -> Any:
         raise TorchweaveError(
             f"torchweave.{name} needs torch", given="a Python without it", remedy="pip install 'torchweave[torch]'"
         ) from error
-    globals()[name] = value
+    globals()[name] = value = home if name == "pipeline" else getattr(home, name)
     return value
 
 

@@ -108,3 +108,25 @@ class WaitLimitError(TorchweaveError):
             f"Every wait has a limit, the process group's timeout; {waiter} waited {limit_s:g} s for {awaited}",
             remedy=remedy or "find out what holds it up, or give the process group a longer timeout",
         )
+
+
+class PipelineError(TorchweaveError):
+    """A rank of a pipeline could not go on; raised on every rank of the pipeline.
+
+    Attributes:
+        rank: Global rank that failed.
+        stage: The stage that it ran or was to run; None outside of the schedule's actions.
+        action: The action as the plan writes it, such as `1F3`, or what the rank did outside of them.
+        microbatch: The microbatch, or None.
+        cause: What happened there.
+    """
+
+    def __init__(self, *, rank: int, stage: int | None, action: str, microbatch: int | None, cause: str) -> None:
+        self.rank, self.stage, self.action, self.microbatch, self.cause = rank, stage, action, microbatch, cause
+        where = f"rank {rank}" + ("" if stage is None else f", stage {stage}") + f", action {action}"
+        where += "" if microbatch is None else f", microbatch {microbatch}"
+        super().__init__(
+            f"Every rank of a pipeline runs its actions to their end; {where} did not",
+            given=cause,
+            remedy="mend the failure of that rank, and build the pipeline again (its connections are closed)",
+        )

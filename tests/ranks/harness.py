@@ -215,10 +215,12 @@ def check_pairs(make, strategy, way, num_steps=3, **options):
     expected = run_plainly(make, num_steps)
     dist.barrier()
     found, ways = run_woven(make, strategy, num_steps, **options)
-    wanted = ["serial" if way == "woven" else way] + [way] * (num_steps - 1)
+    # `auto` begins with what weaves, and then tries the others
+    later = "any" if strategy == "auto" and way == "woven" else way
+    wanted = ["serial" if way == "woven" else way, way, *[later] * num_steps][:num_steps]
     for step in range(num_steps):
         told = f"pair {step} by {strategy}"
-        wanted_here = (wanted[step],) if way != "any" else ("woven", "serial")
+        wanted_here = (wanted[step],) if wanted[step] != "any" else ("woven", "serial")
         assert ways[step].split(":")[0] in wanted_here, f"{told} ran {ways[step]}, expected {wanted_here}"
         if found[step] is not None:
             check_equal(expected[step], found[step], told)

@@ -1,6 +1,7 @@
 """The whole demo on two processes over gloo, small: what it prints, and that woven is serial bit by bit."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ KEYS = {
     "compute_ms",
     "device",
     "hidden_share",
+    "idle_share",
     "link",
     "losses",
     "options",
@@ -31,8 +33,14 @@ KEYS = {
 
 
 def demo(*words):
+    # on a machine however busy, `auto` would choose by chance
+    environment = {**os.environ, "TORCHWEAVE_STRATEGY": "turns"}
     return subprocess.run(
-        [sys.executable, "-m", "torchweave", "demo", *SMALL, *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "torchweave", "demo", *SMALL, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
     )
 
 

@@ -101,12 +101,12 @@ def more_crossings_in_the_backward():
     return pair_of(chunk(*crossings(1)), chunk(*crossings(5, late_wait)))
 
 
-@case({"turns": "woven", "streams": "woven", "auto": "serial"})
+@case()
 def no_crossing_in_the_forward():
     return pair_of(chunk(), chunk(*crossings()))
 
 
-@case({"turns": "woven", "streams": "woven", "auto": "serial"})
+@case()
 def no_crossing_in_the_backward():
     return pair_of(chunk(*crossings()), chunk())
 

@@ -197,9 +197,11 @@ def test_outputs_that_the_pipeline_has_freed_still_run_backward(run):
 
 
 @FORMS
-def test_nothing_to_run_backward_is_a_plain_forward(run):
+def test_nothing_to_run_backward_is_a_plain_forward(run, strategies):
+    # as a pair, the first of its kind, it would be a record without a backward's crossings
     case = Case()
     outputs0, loss0 = run(case, [], [])
+    assert strategies == []
     assert_same(outputs0, [case.module0(case.x0)])
     assert loss0 is None
     assert case.x1.grad is None
@@ -339,7 +341,7 @@ def test_the_decorator_takes_a_strategy_and_subclasses_inherit_the_hook(strategi
     decorated = overlapped(strategy="serial")(type("Decorated", (Chunk,), {}))
     child = type("Child", (decorated,), {})
     case = Case()
-    child.overlapped_forward_backward(case.module0, [case.x0], None, [], case.module1, None, [], [])
+    child.overlapped_forward_backward(case.module0, [case.x0], None, [], case.module1, None, case.outputs1, case.grads1)
     assert strategies == ["serial"]
     assert overlapped(child) is child, "a subclass may choose anew"
 
@@ -348,6 +350,12 @@ def test_the_decorator_takes_a_strategy_and_subclasses_inherit_the_hook(strategi
 def test_the_decorator_refuses_what_is_no_class_of_modules(given):
     with pytest.raises(UsageError, match=r"subclass of torch\.nn\.Module"):
         overlapped(given)
+
+
+def test_an_unknown_strategy_is_refused_where_it_is_given():
+    with pytest.raises(UsageError, match="strategy is one of") as caught:
+        overlapped(strategy="fast")
+    assert caught.value.given == "'fast'"
 
 
 def test_the_decorator_does_not_replace_a_hook_of_the_users_own():

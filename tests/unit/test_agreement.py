@@ -188,7 +188,7 @@ def test_a_failure_of_an_earlier_pair_is_not_one_of_this(store):
 def test_a_statement_comes_back_as_it_was():
     """Catches tuples that come back as lists, so that equal plans differ."""
     plan = woven(STRAND, ONE_MORE)
-    one = agreement.Statement(0, FINE, plan, {"world": [0, 1]}, {"world": 3})
+    one = agreement.Statement(0, FINE, plan, {"world": [0, 1]}, {"world": 3}, {"turns": 1.5})
     two = agreement.Statement.decode(one.encode())
     assert two == one
     assert one.fingerprint() == one._replace(rank=1).fingerprint()
@@ -201,3 +201,44 @@ def test_text_of_any_kind_can_be_told(store):
     channels = world()
     agreement.tell_failure(channels[1], 1, "forward strand at step 3", "ValueError: über\nzwei Zeilen 語")
     assert "über\nzwei Zeilen 語" in agreement.failures_of_others(channels[0], 0, 0.0)
+
+
+def times_of(rank, channels, times):
+    def tell():
+        counts = {channel.name: 1 for channel in channels}
+        return agreement.share_times(channels, counts, rank)("1", times)()
+
+    return tell
+
+
+def test_times_reach_ranks_that_share_no_group(store):
+    """Catches ranks that choose without a rank that is connected through others."""
+    channels = {
+        0: [FakeChannel("left", (0, 1))],
+        1: [FakeChannel("left", (0, 1)), FakeChannel("right", (1, 2))],
+        2: [FakeChannel("right", (1, 2))],
+    }
+    told = on_ranks(*(times_of(rank, channels[rank], {"turns": 1.0 + rank}) for rank in range(3)))
+    assert told == [{rank: {"turns": 1.0 + rank} for rank in range(3)}] * 3
+
+
+def test_a_rank_alone_needs_no_store():
+    """Catches a look-up of a store that is not there where nobody takes part."""
+    assert times_of(0, [FakeChannel("alone", (0,))], {"turns": 2.0})() == {0: {"turns": 2.0}}
+
+
+def test_a_rank_without_times_is_missed_within_the_limit(store):
+    """Catches a wait for ever for a rank that left while strategies were tried."""
+    (told,) = on_ranks(times_of(0, [FakeChannel("world", (0, 1))], {"turns": 1.0}))
+    assert isinstance(told, WaitLimitError)
+    assert "rank 1 to say how long its pairs took" in str(told)
+
+
+def test_a_failure_elsewhere_ends_the_wait_for_times(store):
+    """Catches a wait until the limit for a rank that has said that it failed."""
+    channels = [[FakeChannel("world", (0, 1), limit_s=10.0)] for _ in range(2)]
+    agreement.tell_failure(channels[1], 1, "forward strand at step 3", "KeyError: planted")
+    begun = time.monotonic()
+    (told,) = on_ranks(times_of(0, channels[0], {"turns": 1.0}))
+    assert isinstance(told, BrokenGroupError)
+    assert time.monotonic() - begun < 5

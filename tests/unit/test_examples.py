@@ -71,3 +71,19 @@ def test_woven_overlap_is_equal_to_serial(ranks):
     result = run_example("woven_overlap.py", *small, launcher=() if ranks == 1 else torchrun)
     assert result.returncode == 0, result.stderr
     assert "from serial: 0\n" in result.stdout
+
+
+def test_torch_dualpipev_is_equal_to_the_schedule_alone():
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    small = ("--layers=1", "--hidden=16", "--tokens=16", "--microbatches=4", "--steps=2", "--strategy=turns")
+    result = run_example("torch_dualpipev.py", *small, launcher=torchrun)
+    assert result.returncode == 0, result.stderr
+    assert "5 pairs a step on rank 0" in result.stdout
+    assert "from the schedule alone: 0\n" in result.stdout
+
+
+def test_torch_dualpipev_without_torchrun_says_what_to_do():
+    result = run_example("torch_dualpipev.py")
+    assert result.returncode == 2
+    assert "torchrun" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from torchweave.cli.main import main
 from torchweave.errors import TorchweaveError, UsageError
-from torchweave.measure import launch, moe
-from torchweave.measure.hidden import hidden_share_from_log, is_communication
+from torchweave.measure import dense, dropless, language, launch, moe, routing
+from torchweave.measure.hidden import Profile, hidden_share_from_log, is_communication
 from torchweave.measure.lane_cpu import LinkLog, Transfer
 from torchweave.measure.pair_times import PairBench, summarize
 from torchweave.measure.text import Batches, python_text
@@ -28,7 +28,7 @@ def samples(serial, woven, compute, communication):
 
 
 def test_the_bound_recovers_everything_and_serial_nothing():
-    times = summarize(samples(150.0, 100.0, 100.0, 50.0), [1.0, 0.5])
+    times = summarize(samples(150.0, 100.0, 100.0, 50.0), [Profile(1.0, None), Profile(0.5, None)])
     assert (times.bound_ms, times.recovered_share, times.hidden_share) == (100.0, 1.0, 0.75)
     assert summarize(samples(150.0, 150.0, 100.0, 50.0), []).recovered_share == 0.0
     assert summarize(samples(150.0, 125.0, 50.0, 100.0), []).recovered_share == 0.5
@@ -68,14 +68,17 @@ def test_kernels_are_told_apart_by_name():
     assert not is_communication("nvjet_tst_256x128_64x4_1x2_h_bz_TNT")
 
 
-def test_the_model_imports_nothing_of_torchweave():
+@pytest.mark.parametrize("module", [language, routing, moe, dropless, dense])
+def test_the_models_know_nothing_of_overlap(module):
+    """Catches a model that is written for what it has to show."""
     imported = set()
-    for node in ast.walk(ast.parse(inspect.getsource(moe))):
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    assert not [name for name in imported if name.startswith("torchweave")]
+    allowed = {"torchweave.errors", *(f"torchweave.measure.{name}" for name in ("language", "moe", "routing"))}
+    assert {name for name in imported if name.startswith("torchweave")} <= allowed
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +100,13 @@ def test_gradients_of_dispatch_and_combine(group, capacity_factor):
     generator = torch.Generator().manual_seed(1)
     expert = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(6)])
     capacity = max(int(12 / 4 * capacity_factor), 1)
-    slot_of, kept, choice_of = moe._places(expert, 4, capacity)
+    slot_of, kept, choice_of = routing.places(expert, 4, capacity)
     x = torch.randn(6, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.rand(6, 2, dtype=torch.float64, generator=generator, requires_grad=True)
 
     def mixed(x, weight):
-        rows = moe._dispatch(x, slot_of, kept, choice_of)
-        return moe._combine(rows.square(), weight * kept, slot_of, choice_of)
+        rows = routing.dispatch(x, slot_of, kept, choice_of)
+        return routing.combine(rows.square(), weight * kept, slot_of, choice_of)
 
     torch.autograd.gradcheck(mixed, (x, weight))
 
@@ -118,6 +121,45 @@ def test_enough_room_is_the_plain_mixture(group):
     every = mixture.experts(rows)
     plain = sum(weight[:, k : k + 1] * every[expert[:, k], torch.arange(16)] for k in range(2))
     torch.testing.assert_close(mixture(x), plain, rtol=1e-6, atol=1e-6)  # the router's weights are float32
+
+
+def test_a_dropless_mixture_is_the_plain_mixture(group):
+    """Catches rows that come back to other tokens, forward or backward."""
+    sizes = moe.ModelSizes(layers=1, hidden=64, ffn=32, experts_per_rank=4, top_k=2, sequence=16)
+    generator = torch.Generator().manual_seed(3)
+    mixture = dropless.DroplessMixture(sizes, group, generator, generator).double()
+    x = torch.randn(16, 64, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def plain(x):
+        weight, expert = torch.topk((x @ mixture.router).float().softmax(-1), 2)
+        every = torch.stack([make(x) for make in mixture.experts])
+        return sum(weight[:, k : k + 1] * every[expert[:, k], torch.arange(16)] for k in range(2))
+
+    for run in (mixture, plain):
+        x.grad = None
+        mixture.zero_grad()
+        run(x).square().sum().backward()
+        found = [x.grad, *(parameter.grad for parameter in mixture.parameters())]
+        if run is mixture:
+            expected = found
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dense_model_alone_is_the_one_of_a_group_of_one(group):
+    """Catches an all-reduce in the wrong place of forward or backward."""
+    sizes = dense.DenseSizes(layers=2, hidden=64, ffn=96, sequence=16)
+    text = Batches(python_text(1 << 16), 4, 16, 0, torch.device("cpu")).next()
+    grads = []
+    for where in (group, None):
+        model = dense.DenseLanguageModel(sizes, where, dtype=torch.float64, device=torch.device("cpu"))
+        model.loss(text).backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    with pytest.raises(UsageError, match="divides attention heads"):
+        dense.DenseLanguageModel(
+            dense.DenseSizes(1, 64 + 32, 96, 16), group, dtype=torch.float64, device=torch.device("cpu")
+        )
 
 
 def test_the_model_learns(group):
@@ -146,7 +188,7 @@ def test_batches_are_text_and_the_same_for_the_same_seed():
 
 def test_too_few_rounds_are_refused():
     with pytest.raises(UsageError, match="at least two rounds"):
-        PairBench(None, None, None, None, torch.device("cpu")).run(rounds=1)
+        PairBench(None, {}, None, None, torch.device("cpu")).run(rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,18 @@ def test_importing_the_package_imports_neither_torch_nor_numpy(code):
 
 
 def test_public_names_are_frozen():
-    names = ["TorchweaveError", "__version__", "communication", "region", "step", "timed", "watch", "weave"]
-    assert torchweave.__all__ == names
+    assert torchweave.__all__ == [
+        "TorchweaveError",
+        "__version__",
+        "choices",
+        "communication",
+        "pipeline",
+        "region",
+        "step",
+        "timed",
+        "watch",
+        "weave",
+    ]
     assert dir(torchweave) == torchweave.__all__
 
 

@@ -121,6 +121,14 @@ def test_mute_returns_at_once_and_leaves_outputs_alone(link):
     assert (out == 7.0).all()
 
 
+def test_mute_still_sends_what_may_say_how_much_is_computed(link):
+    """Catches a model that reads counts from a buffer which nobody filled."""
+    counts, theirs = torch.arange(4), torch.full((4,), 7)
+    with link.mute():
+        dist.all_to_all_single(theirs, counts)
+    assert torch.equal(theirs, counts)
+
+
 def test_pause_delays_nothing_and_is_right(link):
     with link.pause():
         assert fastest_ms(all_to_all) < MS_PER_MEBI / 2

@@ -7,7 +7,15 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from torchweave.adapters.hook import Strategy, as_callable, as_sequence, backward_strand, run_pair, wrong_type
+from torchweave.adapters.hook import (
+    Strategy,
+    as_callable,
+    as_sequence,
+    backward_strand,
+    check_strategy,
+    run_pair,
+    wrong_type,
+)
 from torchweave.errors import UsageError
 
 # The second is how version 1.0.0 of the package `dualpipe` spells it.
@@ -88,8 +96,9 @@ def overlapped(cls: Any = None, *, strategy: Strategy = "auto") -> Any:
         `overlaped_forward_backward`.
 
     Raises:
-        UsageError: It is no class of modules, or it defines such a hook itself.
+        UsageError: It is no class of modules, or it defines such a hook itself, or there is no such strategy.
     """
+    check_strategy(strategy)
     if cls is None:
         return lambda decorated: _with_hook(decorated, strategy)
     return _with_hook(cls, strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -13,15 +13,38 @@ Strategy = Literal["auto", "serial", "turns", "streams"]
 Result = TypeVar("Result")
 
 
-def run_pair(forward: Callable[[], Result], backward: Callable[[], None], strategy: Strategy) -> Result:
-    """Weave the two strands and return what the forward strand returned."""
+def run_pair(forward: Callable[[], Result], backward: Callable[[], Any] | None, strategy: Strategy) -> Result:
+    """Weave the two strands and return what the forward strand returned.
+
+    Args:
+        forward: The forward strand.
+        backward: The backward strand; None where there is nothing to run backward. Such a pair is none: as the first of
+            its kind it would say of all others that their backward communicates nothing.
+        strategy: As for `weave`.
+    """
+    if backward is None:
+        return forward()
     from torchweave.engine.pair import weave
 
     result: Result = weave(forward, backward, strategy=strategy)
     return result
 
 
-def backward_strand(loss1: object, outputs1: object, output_grads1: object) -> Callable[[], None]:
+def check_strategy(strategy: str) -> None:
+    """Check a strategy where it is given, and not only when the first pair runs.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if strategy not in get_args(Strategy):
+        raise UsageError(
+            "strategy is one of " + ", ".join(get_args(Strategy)),
+            given=repr(strategy),
+            remedy="leave it out for 'auto'",
+        )
+
+
+def backward_strand(loss1: object, outputs1: object, output_grads1: object) -> Callable[[], None] | None:
     """Return the backward of a hook as a callable, with its arguments checked.
 
     Args:
@@ -30,7 +53,8 @@ def backward_strand(loss1: object, outputs1: object, output_grads1: object) -> C
         output_grads1: As many gradients, each of its output's shape and dtype, or None.
 
     Returns:
-        With `loss1`: its backward, and then `loss1.detach_()`. Else the backward of `outputs1`.
+        With `loss1`: its backward, and then `loss1.detach_()`. Else the backward of `outputs1`; None where no gradient
+        is left to run it with.
 
     Raises:
         UsageError: An argument has the wrong type, or the lengths differ.
@@ -40,23 +64,21 @@ def backward_strand(loss1: object, outputs1: object, output_grads1: object) -> C
             raise wrong_type("loss1", "a tensor or None", loss1)
         return lambda: _backward_of_loss(loss1)
     pairs = _pairs(outputs1, output_grads1)
-    return lambda: run_backward(pairs)
+    return (lambda: run_backward(pairs)) if pairs else None
 
 
 def run_backward(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Run backward from several outputs at once, into `.grad` of every leaf.
 
     Args:
-        pairs: Each output with its gradient. The output's data may be gone already: pipelines free it as soon as
-            it has been sent, and keep the tensor for its graph alone.
+        pairs: Each output with its gradient, at least one. The output's data may be gone already: pipelines free it
+            as soon as it has been sent, and keep the tensor for its graph alone.
 
     Source:
         torch/autograd/graph.py, `_engine_run_backward`: the call below without the check of shapes that
         `torch.autograd.backward` makes first. That check looks at the output's data and so fails once they are freed;
         the engine itself checks each gradient against the shape that the graph has recorded.
     """
-    if not pairs:
-        return
     outputs, grads = zip(*pairs, strict=True)
     torch.autograd.Variable._execution_engine.run_backward(
         outputs, grads, keep_graph=False, create_graph=False, allow_unreachable=True, accumulate_grad=True

@@ -11,60 +11,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from torchweave.errors import TorchweaveError, UsageError
+from torchweave.cli.ranks import add_sizes, check_sizes, progress_bar, start_unless_launched, subject_options
+from torchweave.errors import UsageError
 
 EXIT_DIFFERENT = 1
-LIMIT_S = 900.0
-_COUNTS = ("ranks", "layers", "hidden", "tokens")
-_HEAD = 64  # width of an attention head
+_OPTIONS = ("ranks", "layers", "hidden", "tokens", "link_gbps", "link_sms", "steps", "json")
 _BUSY = 0.25  # quartiles farther apart than this part of the median say more of the machine than of the pair
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave demo`."""
-    parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
-    parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
-    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 1024, on a GPU 4096")
-    parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 512, on a GPU 4096")
-    parser.add_argument(
-        "--link-gbps",
-        type=float,
-        help="speed of the simulated link, in gigabits (not bytes) a second; 0: no simulated link",
-    )
-    parser.add_argument(
-        "--link-sms",
-        type=int,
-        default=1,
-        help="SMs that the simulated link holds on a GPU; 1 stands for a copy engine, 8 or 32 for NCCL's channels "
-        "(default: 1)",
-    )
+    add_sizes(parser)
     parser.add_argument("--steps", type=int, default=5, help="training steps before measuring; default: 5")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave demo`: start the ranks, or be one of them."""
-    _check(args)
-    try:
-        from torchweave.measure import launch, training
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise TorchweaveError(
-            "The demo needs torch", given="a Python without it", remedy="pip install 'torchweave[torch]'"
-        ) from error
-    if not launch.is_launched():
-        ranks = args.ranks or training.num_gpus() or 2
-        return launch.start_ranks(_words(args), ranks, limit_s=LIMIT_S, passes=(0, EXIT_DIFFERENT))
-    names = ("layers", "hidden", "tokens", "link_gbps", "link_sms", "steps")
-    options = training.DemoOptions(**{name: getattr(args, name) for name in names})
-    with _progress() as progress:
-        result = training.run_demo(options, progress)
+    check_sizes(args)
+    if args.steps < 0:
+        raise UsageError("--steps is not negative", given=str(args.steps), remedy="--steps 0 only measures")
+    code = start_unless_launched(args, "demo", _OPTIONS, (0, EXIT_DIFFERENT))
+    if code is not None:
+        return code
+    from torchweave.measure.training import DemoOptions, run_demo
+
+    with progress_bar() as progress:
+        result = run_demo(DemoOptions(subject_options(args), args.steps), progress)
     if result is None:
         return 0
     if args.json:
@@ -72,54 +47,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_table(result)
     return 0 if result["bit_equal"] else EXIT_DIFFERENT
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Refuse options that cannot be."""
-    for name in _COUNTS:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is at least 1", given=str(value), remedy="leave it out for the default")
-    if args.hidden is not None and args.hidden % _HEAD:
-        raise UsageError(
-            f"--hidden is a multiple of {_HEAD}, the width of an attention head",
-            given=str(args.hidden),
-            remedy=f"--hidden {-(-args.hidden // _HEAD) * _HEAD}",
-        )
-    if args.steps < 0:
-        raise UsageError("--steps is not negative", given=str(args.steps), remedy="--steps 0 only measures")
-    if args.link_gbps is not None and not 0 <= args.link_gbps < float("inf"):
-        raise UsageError(
-            "--link-gbps is a speed in gigabits a second",
-            given=str(args.link_gbps),
-            remedy="a number above 0, or 0 for no simulated link",
-        )
-    if args.link_sms < 1:
-        raise UsageError("--link-sms is at least 1", given=str(args.link_sms), remedy="1 for a copy engine")
-
-
-def _words(args: argparse.Namespace) -> list[str]:
-    """Return the command line again, for the ranks."""
-    words = ["demo"]
-    for name in (*_COUNTS, "link_gbps", "link_sms", "steps"):
-        value = getattr(args, name)
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return [*words, "--json"] if args.json else words
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def _print_table(result: dict[str, Any]) -> None:

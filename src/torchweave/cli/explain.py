@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from torchweave.diagnose.causes import cause
+from torchweave.source.rules import NAMES as RULES
+from torchweave.source.rules import rule
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,4 +25,6 @@ def run(args: argparse.Namespace) -> int:
     if about.seen_in == "source":
         where = "only the source can show it"
     print(f"{mendable}; {where}.")
+    if about.name in RULES:
+        print(f"\n`torchweave check` looks for it in the source:\n\n{rule(about.name).page}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,28 +235,11 @@ def _without_device(words: Words, *, as_json: bool) -> int:
     # a script that is not there, or is no Python, is that first of all
     prepare(Program(words.name, words.args, words.is_module))
     print("torchweave: there is no CUDA device here, so there is nothing to measure.", file=sys.stderr)
-    return tell_source(words, as_json=as_json)
+    from torchweave.cli import check
 
-
-def tell_source(words: Words, *, as_json: bool) -> int:
-    """Print what `torchweave check` finds in a program's source, and return its exit code."""
-    try:
-        # looked up by name until both are in one tree; then a plain import does
-        check_file: Any = import_module("torchweave.source").check_file
-    except (ModuleNotFoundError, AttributeError):
-        print("torchweave: this version cannot check the source either.", file=sys.stderr)
-        return 0
-    findings = check_file(_source_of(words))
-    if as_json:
-        names = ("file", "line", "column", "cause", "why", "mend", "certainty")
-        rows = [{name: getattr(found, name) for name in names} for found in findings]
-        sys.stdout.write(json.dumps({"schema": 1, "findings": rows}, indent=1) + "\n")
-    else:
-        for found in findings:
-            print(f"{found.file}:{found.line}:{found.column}: {found.cause}: {found.why}")
-            print("\n".join(f"    {line}" for line in found.mend.splitlines()))
-        print(f"{len(findings)} findings in the source.")
-    return EXIT_LOST if findings else 0
+    return check.run(
+        argparse.Namespace(files=[str(_source_of(words))], json=as_json, format="text", select=None, ignore=None)
+    )
 
 
 def _source_of(words: Words) -> Path:

@@ -17,7 +17,7 @@ from torchweave.cli.program import Words, cut
 from torchweave.errors import TorchweaveError, UnreadableInputError, UsageError
 
 # One module a subcommand; its docstring is its help. Each has `configure(parser)` and `run(args) -> exit code`.
-COMMANDS = ("demo", "why", "explain", "causes", "compare", "doctor")
+COMMANDS = ("demo", "bench", "plan", "why", "check", "explain", "causes", "compare", "doctor")
 
 EXIT_USAGE = 2
 EXIT_UNREADABLE = 3

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from torchweave.cli.terminal import can_print
 from torchweave.diagnose.ranks import Found
 from torchweave.reporting.record import to_json
 from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
@@ -28,17 +29,22 @@ def show(found: Found, *, as_json: bool, as_list: bool) -> None:
     if as_json:
         sys.stdout.write(to_json(found.diagnoses, as_list=as_list, differences=found.differences))
         return
-    width = min(max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST), _WIDEST)
+    columns = width()
     levels = LEVELS if can_print(LEVELS) else ASCII_LEVELS
     lines: list[Line] = []
     for diagnosis in found.diagnoses:
-        lines += [*report(diagnosis, width, levels=levels), Line("")]
+        lines += [*report(diagnosis, columns, levels=levels), Line("")]
     if as_list and len(found.diagnoses) > 1:
         lines += table(found.diagnoses)
     lines += [Line(""), Line("Between the ranks", "bold")] if found.differences else []
     for text in found.differences:
-        lines += wrapped(text, width, "  ")
+        lines += wrapped(text, columns, "  ")
     print_lines(lines)
+
+
+def width() -> int:
+    """Return how many columns a report may take."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, _NARROWEST), _WIDEST)
 
 
 def write(found: Found, source: Path, *, html: Path | None, perfetto: Path | None) -> None:
@@ -62,15 +68,6 @@ def write(found: Found, source: Path, *, html: Path | None, perfetto: Path | Non
     for path in (html, perfetto):
         if path is not None:
             print(f"torchweave: wrote {path}", file=sys.stderr)
-
-
-def can_print(text: str) -> bool:
-    """Return whether standard output's encoding has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def print_lines(lines: list[Line]) -> None:

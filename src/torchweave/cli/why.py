@@ -36,6 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the two sides: forward, backward, compute, communication, copies, stream:N, range:NAME",
     )
     parser.add_argument("--window", metavar="A..B", help="only this time, in ms after the first device work")
+    parser.add_argument(
+        "--pipeline", action="store_true", help="show one pipeline step of all ranks with its bubbles; no diagnosis"
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="with --pipeline: also draw it")
     parser.add_argument("--range", dest="range_name", metavar="NAME", help="only work of this user annotation")
     parser.add_argument("--skip", type=int, metavar="N", help="script: steps to leave out (default: until they settle)")
     parser.add_argument("--steps", type=int, metavar="N", help="script: steps to watch (default: 2)")
@@ -49,14 +53,25 @@ def run(args: argparse.Namespace) -> int:
     from torchweave.cli.output import show, write
     from torchweave.diagnose.ranks import diagnose_files
 
+    if args.svg is not None and not args.pipeline:
+        raise UsageError("`--svg` draws a pipeline step", given="it alone", remedy="add `--pipeline`")
     window = parse_window(args.window)
     if args.program.name:
         from torchweave.cli.live import run_program
+
+        if args.pipeline:
+            raise UsageError("`--pipeline` takes traces", given=args.program.name, remedy="give a folder of ranks")
 
         _check_steps(args)
         return run_program(args, args.program)
     _refuse_steps(args)
     files = find_traces(args.traces)
+    if args.pipeline:
+        _refuse_beside_pipeline(args)
+        from torchweave.cli import pipeline_picture
+
+        pipeline_picture.show(files, as_json=args.json, svg=args.svg)
+        return 0
     if args.perfetto and (len(files) > 1 or is_pipe(files[0])):
         given = f"{len(files)} traces" if len(files) > 1 else f"{files[0]}, a pipe"
         raise UsageError("`--perfetto` takes one trace, in a file", given=given, remedy="give one file")
@@ -103,6 +118,15 @@ def _refuse_steps(args: argparse.Namespace) -> None:
             given=" ".join(args.traces),
             remedy="give SCRIPT.py or -m MODULE; a part of a trace is chosen by `--window` or `--range`",
         )
+
+
+def _refuse_beside_pipeline(args: argparse.Namespace) -> None:
+    """Refuse what belongs to a diagnosis, which `--pipeline` does not make."""
+    for option, name in (("html",) * 2, ("perfetto",) * 2, ("between",) * 2, ("window",) * 2, ("range", "range_name")):
+        if getattr(args, name) is not None:
+            raise UsageError(
+                f"`--{option}` belongs to a diagnosis", given="`--pipeline` beside it", remedy="run the two one by one"
+            )
 
 
 def parse_window(text: str | None) -> tuple[float, float] | None:

@@ -1,7 +1,7 @@
 """IDEA: ranks agree over the store, never over the communicator that is in question.
 
-Three things are said there: what the woven order of a new kind of pair would be (`agree`), that a strand failed
-(`Failure`), and that a group is broken. Every wait has the group's timeout as its limit.
+What is said there: what the woven order of a new kind of pair would be (`agree`), how long its pairs take (`Talk`), and
+that a strand failed. Every wait has the group's timeout as its limit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torchweave.engine.order import Action, disagreement, members_of
 from torchweave.errors import BrokenGroupError, WaitLimitError
 
 _PREFIX = "torchweave"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Statement(NamedTuple):
@@ -29,7 +31,8 @@ class Statement(NamedTuple):
         vetoes: Why this rank cannot run the pair by a strategy, by its name; "" where it can.
         plan: Its woven order.
         groups: Members (global ranks) of each group that the plan touches, by name.
-        counts: How many agreements each channel had before this one.
+        counts: The number of this agreement on each channel.
+        times: What this rank measured, ms, by a strategy's name.
     """
 
     rank: int
@@ -37,6 +40,7 @@ class Statement(NamedTuple):
     plan: tuple[Action, ...]
     groups: dict[str, list[int]]
     counts: dict[str, int]
+    times: dict[str, float]
 
     def encode(self) -> bytes:
         """Return the statement as bytes for the store, headed by its hash."""
@@ -97,20 +101,18 @@ class Ledger:
             WaitLimitError: Some rank did not speak within the limit.
             BrokenGroupError: Some rank said so under an alarm.
         """
-        found: dict[tuple[str, int], bytes] = {}
+        keys = [f"{_PREFIX}/{topic}/{rank}" for topic, rank in topics]
         end, pause = time.monotonic() + limit_s, 0.0005
         while True:
-            for topic in topics:
-                if topic not in found and (said := self.read(*topic)) is not None:
-                    found[topic] = said
-            missing = [topic for topic in topics if topic not in found]
-            if not missing:
-                return [found[topic] for topic in topics]
+            # one question for all ranks, however many they are
+            if self._store.check(keys):
+                return [bytes(said) for said in self._store.multi_get(keys)]
             for alarm, other in alarms:
                 if (note := self.read(alarm, other)) is not None:
                     raise BrokenGroupError(alarm.split("/")[1], _story(note))
             if time.monotonic() > end:
-                late = ", ".join(str(rank) for rank in sorted({rank for _, rank in missing}))
+                missing = {rank for key, (_, rank) in zip(keys, topics, strict=True) if not self._store.check([key])}
+                late = ", ".join(str(rank) for rank in sorted(missing)) or "another"
                 raise WaitLimitError(f"rank {self._rank}", f"rank {late} {why}", limit_s)
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
@@ -138,34 +140,98 @@ def agree(channels: Sequence[Channel], plan: tuple[Action, ...], vetoes: dict[st
     channels = [channel for channel in channels if channel.has_peers]
     if not channels:
         return vetoes
-    groups = {channel.group: list(channel.group_ranks) for channel in channels}
     counts = {channel.name: channel.next_agreement() for channel in channels}
-    mine = Statement(rank, vetoes, plan, groups, counts)
-    ledger, limit_s = Ledger(rank), min(channel.limit_s for channel in channels)
-    for channel in channels:
-        ledger.post(_agreement_topic(channel.name, counts[channel.name]), mine.encode())
-    topics = _topics([mine])
-    said = ledger.wait(topics, limit_s, "to describe a new kind of pair", alarms=_alarms(channels, rank))
+    talk = Talk("kind", "to describe a new kind of pair", channels, counts, rank)
+    mine = talk.say(plan=plan, vetoes=vetoes)
     ours = mine.fingerprint()
-    if all(data.partition(b"\n")[0].decode() == ours for data in said):
+    if all(data.partition(b"\n")[0].decode() == ours for data in talk.hear([mine])):
         return vetoes
-    return _judge({rank: mine}, topics, said, ledger, limit_s)
+    return _judge(talk.everybody(mine))
 
 
-def _judge(
-    known: dict[int, Statement],
-    topics: Sequence[tuple[str, int]],
-    said: Sequence[bytes],
-    ledger: Ledger,
-    limit_s: float,
-) -> dict[str, str]:
-    """Collect the statements of every connected rank, and run their plans against each other."""
-    while True:
-        known.update({rank: Statement.decode(data) for (_, rank), data in zip(topics, said, strict=True)})
-        topics = [(topic, rank) for topic, rank in _topics(known.values()) if rank not in known]
-        if not topics:
-            break
-        said = ledger.wait(topics, limit_s, "to describe a new kind of pair")
+class Talk:
+    """A round in which every rank that some channels connect says something, and learns what all the others said.
+
+    Args:
+        about: The round's name.
+        why: What the others are waited for, for an error: "to ...".
+        channels: What the pair communicates on, with peers.
+        counts: The number of the kind's agreement on each channel.
+        rank: This process's global rank.
+    """
+
+    def __init__(self, about: str, why: str, channels: Sequence[Channel], counts: Mapping[str, int], rank: int) -> None:
+        self._about, self._why, self._channels, self._rank = about, why, channels, rank
+        self._counts = {channel.name: counts[channel.name] for channel in channels}
+        self._groups = {channel.group: list(channel.group_ranks) for channel in channels}
+        self._ledger, self._limit_s = Ledger(rank), min(channel.limit_s for channel in channels)
+
+    def say(
+        self,
+        *,
+        plan: tuple[Action, ...] = (),
+        vetoes: Mapping[str, str] = _NOTHING,
+        times: Mapping[str, float] = _NOTHING,
+    ) -> Statement:
+        """Publish this rank's statement under each of its channels."""
+        mine = Statement(self._rank, dict(vetoes), plan, self._groups, self._counts, dict(times))
+        for channel, count in self._counts.items():
+            self._ledger.post(f"{self._about}/{channel}/{count}", mine.encode())
+        return mine
+
+    def hear(self, known: Iterable[Statement], asked: Sequence[tuple[str, int]] | None = None) -> list[bytes]:
+        """Return what the members of all channels that some statements name have said."""
+        topics = self._topics(known) if asked is None else asked
+        alarms = _alarms(self._channels, self._rank)
+        return self._ledger.wait(topics, self._limit_s, self._why, alarms=alarms)
+
+    def everybody(self, mine: Statement) -> dict[int, Statement]:
+        """Return the statements of all ranks that channels connect, however many channels lie between.
+
+        Raises:
+            WaitLimitError: One said nothing within the group's timeout.
+            BrokenGroupError: One failed meanwhile.
+        """
+        known = {self._rank: mine}
+        while topics := [(topic, rank) for topic, rank in self._topics(known.values()) if rank not in known]:
+            said = self.hear((), topics)
+            known.update({rank: Statement.decode(data) for (_, rank), data in zip(topics, said, strict=True)})
+        return known
+
+    def _topics(self, statements: Iterable[Statement]) -> list[tuple[str, int]]:
+        """Return one topic for every rank that the statements' channels name."""
+        found: dict[int, str] = {}
+        for statement in statements:
+            for name, count in statement.counts.items():
+                for member in members_of(name, statement.groups):
+                    found.setdefault(member, f"{self._about}/{name}/{count}")
+        return [(topic, rank) for rank, topic in sorted(found.items())]
+
+
+def share_times(
+    channels: Sequence[Channel], counts: Mapping[str, int], rank: int
+) -> Callable[[str, dict[str, float]], Callable[[], Mapping[int, dict[str, float]]]]:
+    """Return how ranks tell each other their times for one kind of pair.
+
+    Args:
+        channels: What the pair communicates on.
+        counts: The number of the kind's agreement on each channel.
+        rank: This process's global rank.
+    """
+    peers = [channel for channel in channels if channel.has_peers]
+
+    def share(number: str, times: dict[str, float]) -> Callable[[], Mapping[int, dict[str, float]]]:
+        if not peers:
+            return lambda: {rank: times}
+        talk = Talk(f"times {number}", "to say how long its pairs took", peers, counts, rank)
+        mine = talk.say(times=times)
+        return lambda: {other: statement.times for other, statement in talk.everybody(mine).items()}
+
+    return share
+
+
+def _judge(known: dict[int, Statement]) -> dict[str, str]:
+    """Run the plans of all connected ranks against each other."""
     groups = {name: ranks for statement in known.values() for name, ranks in statement.groups.items()}
     clash = disagreement({rank: statement.plan for rank, statement in known.items()}, groups)
     verdict = {}
@@ -175,20 +241,6 @@ def _judge(
         ]
         verdict[strategy] = vetoes[0] if vetoes else clash
     return verdict
-
-
-def _topics(statements: Iterable[Statement]) -> list[tuple[str, int]]:
-    """Return one topic for every rank that the statements' channels name."""
-    found: dict[int, str] = {}
-    for statement in statements:
-        for name, count in statement.counts.items():
-            for member in members_of(name, statement.groups):
-                found.setdefault(member, _agreement_topic(name, count))
-    return [(topic, rank) for rank, topic in sorted(found.items())]
-
-
-def _agreement_topic(channel: str, count: int) -> str:
-    return f"kind/{channel}/{count}"
 
 
 def _alarms(channels: Iterable[Channel], rank: int, pairs_ago: int = 0) -> list[tuple[str, int]]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-from torchweave.engine.agreement import agree
+from torchweave.engine.agreement import agree, share_times
 from torchweave.engine.channels import Channel
 from torchweave.engine.hazards import Hazards, module_states
 from torchweave.engine.order import REGION, WAIT, Action, Record, woven
 from torchweave.engine.play import Strands
+from torchweave.engine.strands import defined_at
+from torchweave.engine.trial import SERIAL, Trial
 from torchweave.errors import NotWeavableError
 
-STRATEGIES = ("auto", "serial", "turns", "streams")
+AUTO = "auto"
+WEAVING = ("turns", "streams")
+STRATEGIES = (AUTO, SERIAL, *WEAVING)
 
 
 class Decision(NamedTuple):
@@ -29,8 +35,9 @@ class Decision(NamedTuple):
         refusals: Why a strategy cannot run this kind, by its name; "" where it can.
         stateful: Modules that remember in which pass they are.
         steps_optimizer: Whether an optimizer stepped inside the backward.
-        choice: What `auto` takes.
-        reason: Why it takes that.
+        weights_wait: Whether the backward's weight gradients may wait for the next communication to start.
+        places: Where forward and backward are defined.
+        trial: What `auto` takes.
     """
 
     backward: Record
@@ -41,8 +48,9 @@ class Decision(NamedTuple):
     refusals: dict[str, str]
     stateful: tuple[weakref.ref[nn.Module], ...]
     steps_optimizer: bool
-    choice: str
-    reason: str
+    weights_wait: bool
+    places: tuple[str, str]
+    trial: Trial
 
     def is_current(self) -> bool:
         """Whether the groups are still those of the record."""
@@ -54,13 +62,11 @@ class Decision(NamedTuple):
         return [owner for module in modules if module is not None for owner in module_states(module)]
 
     def strategy_for(self, strategy: str) -> str:
-        """Return the strategy that runs when `strategy` is asked for.
+        """Return a strategy that is asked for by its name, where it can run this kind of pair.
 
         Raises:
-            NotWeavableError: It cannot run this kind of pair.
+            NotWeavableError: It cannot.
         """
-        if strategy == "auto":
-            return self.choice
         if refusal := self.refusals.get(strategy, ""):
             raise NotWeavableError(
                 f"Strategy {strategy!r} must not change what a pair computes",
@@ -82,15 +88,18 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     channels = tuple(conduct.channels.values())
     plan = woven(backward, forward)
     veto = conduct.veto or hazards.veto
-    idle = "" if _crosses(backward) and _crosses(forward) else "a strand waits for no communication: nothing to hide"
     # what `auto` takes is agreed as well: what there is to hide on one rank may be nothing on another
-    vetoes = {"turns": veto, "streams": veto or conduct.streams_veto or hazards.streams_veto, "auto": veto or idle}
+    vetoes = {
+        "turns": veto,
+        "streams": veto or conduct.streams_veto or hazards.streams_veto,
+        **{f"{AUTO} {strategy}": why for strategy, why in _pointless(backward, forward, hazards).items()},
+    }
     refusals = dict(agree(channels, plan, vetoes, conduct.rank))
     agreements = {channel.name: channel.num_agreements for channel in channels}
-    reason = refusals.pop("auto")
-    choice = "serial" if reason else "turns"
-    reason = reason or "both strands wait for communication"
-    stateful = tuple(weakref.ref(module) for module in hazards.stateful)
+    pointless = {strategy: refusals.pop(f"{AUTO} {strategy}") for strategy in WEAVING}
+    why_not = {strategy: refusals[strategy] or pointless[strategy] for strategy in WEAVING}
+    candidates = [strategy for strategy in WEAVING if not why_not[strategy]]
+    share = share_times(channels, agreements, conduct.rank)
     return Decision(
         backward,
         forward,
@@ -98,11 +107,67 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         agreements,
         _issuers(plan, backward),
         refusals,
-        stateful,
+        tuple(weakref.ref(module) for module in hazards.stateful),
         hazards.steps_optimizer,
-        choice,
-        reason,
+        # FSDP2 reduces a module's gradients when it has left its backward; others communicate from a weight's hook
+        not hazards.stateful and not hazards.steps_optimizer and not conduct.weights_communicate,
+        (defined_at(strands.forward.call), defined_at(strands.backward.call)),
+        # what weaves comes first: it is tried at once
+        Trial((*candidates, SERIAL), why_not[WEAVING[0]], share, conduct.limit_s),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How `auto` runs pairs of one kind.
+
+    Args:
+        forward: Where the forward callable is defined.
+        backward: Where the backward callable is defined.
+        strategy: What runs such pairs now.
+        reason: Why, in numbers.
+        times_ms: What a pair takes by each strategy that was tried, ms: the slowest rank's, of host and device the
+            larger.
+        num_pairs: How many pairs `auto` has run so far, the recorded one left out.
+        num_crossings: How often the forward and the backward wait for communication.
+    """
+
+    forward: str
+    backward: str
+    strategy: str
+    reason: str
+    times_ms: dict[str, float]
+    num_pairs: int
+    num_crossings: tuple[int, int]
+
+    @classmethod
+    def of(cls, decision: Decision) -> Choice:
+        """Return what is known of a kind of pair."""
+        trial = decision.trial
+        crossings = tuple(
+            sum(step[0] in (WAIT, REGION) for step in one) for one in (decision.forward, decision.backward)
+        )
+        return cls(
+            *decision.places,
+            trial.choice,
+            trial.reason,
+            dict(trial.times_ms),
+            trial.num_pairs,
+            (crossings[0], crossings[1]),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.strategy}: forward {self.forward}, backward {self.backward}, "
+            f"{self.num_crossings[0]} and {self.num_crossings[1]} crossings, {self.num_pairs} pairs; {self.reason}"
+        )
+
+
+def _pointless(backward: Record, forward: Record, hazards: Hazards) -> dict[str, str]:
+    """Say why a strategy that could run a pair would gain nothing, by its name; "" where it might."""
+    idle = "" if _crosses(backward) or _crosses(forward) else "no strand waits for communication: nothing to hide"
+    # without communication free strands still launch at the same time, if the host is what limits a device
+    return {"turns": idle, "streams": hazards.no_room if torch.cuda.is_initialized() else idle}
 
 
 def _crosses(record: Record) -> bool:

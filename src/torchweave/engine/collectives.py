@@ -8,6 +8,9 @@ Three doors lead from Python into c10d, and each is watched on the threads of st
 - `_c10d_functional` operations and their `wait_tensor`, at the dispatch key BackendSelect: above it, autograd and
   tensor subclasses have done their part, and every caller is seen, from C++ too.
 
+Two more are watched: autograd's own, for the backward strand's weight gradients that can wait (`later`), and reads of
+device tensors by the host (`reads`).
+
 A turn is taken at waits alone. At an asynchronous start the caller may hold a mutex (DDP's reducer does).
 """
 
@@ -24,6 +27,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchweave.engine.channels import Channels
+from torchweave.engine.reads import READS, blocks
 from torchweave.engine.strands import Strand
 from torchweave.errors import NotWeavableError
 
@@ -54,8 +58,12 @@ COLLECTIVES = (
 # (whether the peer is the source) by method
 POINT_TO_POINT = {"send": False, "recv": True}
 ANY_SOURCE = "recv_anysource"
+# what `torch.autograd.backward` calls, by this name
+RUN_BACKWARD = "_engine_run_backward"
 END_OF_BLOCK = "_end_coalescing"
 
+# stands for a method that a class did not have itself
+_INHERITED = object()
 # c10d collects a block's operations per group, so that the other strand's would slip into it
 _COALESCED = "operations are coalesced, which is per group and not per thread"
 _FUNCTIONAL = "_c10d_functional"
@@ -72,7 +80,7 @@ class Interception:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._strands: dict[int, Strand] = {}
-        self._originals: list[tuple[type, str, Any]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
         self._library: torch.library.Library | None = None
         # groups on which other threads issued operations while a pair was recorded; None while none is
         self.foreign: set[str] | None = None
@@ -103,6 +111,9 @@ class Interception:
         self._replace(dist.ProcessGroup, ANY_SOURCE, self._any_source)
         self._replace(dist.ProcessGroup, END_OF_BLOCK, self._end_of_block)
         self._replace(c10d.Work, "wait", self._work_wait)
+        for name in READS:
+            self._add(torch.Tensor, name, self._read)
+        self._replace(torch.autograd, RUN_BACKWARD, self._run_backward)
         self._library = torch.library.Library(_FUNCTIONAL, "IMPL")
         for name, group_at in _functional_operations():
             operation = getattr(getattr(torch.ops, _FUNCTIONAL), name).default
@@ -116,18 +127,30 @@ class Interception:
     def remove(self) -> None:
         """Leave c10d as it was."""
         for owner, name, entry in self._originals:
-            setattr(owner, name, entry)
+            if entry is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, entry)
         self._originals.clear()
         if self._library is not None:
             self._library._destroy()
             self._library = None
 
-    def _replace(self, owner: type, name: str, make: Callable[[str, Any], Any]) -> None:
+    def _replace(self, owner: Any, name: str, make: Callable[[str, Any], Any]) -> None:
         if name in vars(owner):  # names differ between torch versions
             original = getattr(owner, name)
             # what is put back later is the class's own entry, which binds to its instances; `original` does not
             self._originals.append((owner, name, vars(owner)[name]))
             setattr(owner, name, functools.wraps(original)(make(name, original)))
+
+    def _add(self, owner: Any, name: str, make: Callable[[str, Any], Any]) -> None:
+        """Put a method in front of one that a class inherits."""
+        if name in vars(owner):  # somebody else has done so before
+            self._replace(owner, name, make)
+            return
+        original = getattr(owner, name)
+        self._originals.append((owner, name, _INHERITED))
+        setattr(owner, name, functools.wraps(original)(make(name, original)))
 
     def _collective(self, name: str, original: Any) -> Any:
         strands, channels, is_block = self._strands, self._channels, name.endswith("_coalesced")
@@ -192,6 +215,28 @@ class Interception:
             return strand.wait_work(work, functools.partial(original, work, *args, **kwargs))
 
         return wait
+
+    def _read(self, _name: str, original: Any) -> Any:
+        strands = self._strands
+
+        def read(tensor: torch.Tensor) -> Any:
+            strand = strands.get(get_ident())
+            if strand is None or strand.inside or strand.in_region or not blocks(tensor):
+                return original(tensor)
+            return original(strand.read(tensor))
+
+        return read
+
+    def _run_backward(self, _name: str, original: Any) -> Any:
+        strands = self._strands
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            strand = strands.get(get_ident())
+            if strand is None or strand.later is None or not strand.has_waits_left():
+                return original(*args, **kwargs)
+            return strand.later.run_backward(original, args, kwargs)
+
+        return run_backward
 
     def _functional_start(self, operation: Any, name: str, group_at: int) -> Callable[..., Any]:
         strands, channels, below = self._strands, self._channels, _below_backend_select()

@@ -71,6 +71,8 @@ class Conduct:
         # why the pair may not be woven at all, and why not by free strands: found while its record is written
         self.veto = ""
         self.streams_veto = ""
+        # whether something was issued where a weight's gradient was added
+        self.weights_communicate = False
         self._mutex = threading.Lock()
 
     @property
@@ -220,6 +222,7 @@ class Recording(Conduct):
         node = torch._C._current_autograd_node()
         if node is not None:
             self.nodes.add(type(node))
+            self.weights_communicate = self.weights_communicate or hasattr(node, "variable")
 
     def forbid_groups(self, foreign: set[str]) -> None:
         """Keep a pair serial that shares a group with a thread which is no strand: their order would be free."""

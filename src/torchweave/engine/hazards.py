@@ -26,6 +26,8 @@ from torchweave.engine.reach import reachable
 from torchweave.engine.state import Shared
 
 _DEPTH = 6
+# a forward on a lane of its own takes new memory: what it keeps, and what it needs for a moment
+_LANE_ROOM = 1.5
 # functions that set state of the whole process: under free strands the other strand would see it
 _RANDOM_SETTERS = ((torch, "set_rng_state"), (torch, "manual_seed"), (torch.cuda, "set_rng_state"))
 _SETS_RANDOM = "the backward sets the random state (activation checkpointing does, unless preserve_rng_state=False)"
@@ -51,6 +53,7 @@ class Hazards:
     Attributes:
         veto: Why the pair must stay serial, or "".
         streams_veto: Why it must not run with free strands, or "".
+        no_room: Why `auto` should leave free strands alone: memory, or "".
         steps_optimizer: Whether an optimizer stepped inside the backward.
         stateful: Modules that remember in which pass they are (FSDP2's): that belongs to a strand.
     """
@@ -58,6 +61,7 @@ class Hazards:
     def __init__(self, forward: Callable[[], Any], backward: Callable[[], Any]) -> None:
         self.veto = ""
         self.streams_veto = ""
+        self.no_room = ""
         found = (item for item in reachable(forward, depth=_DEPTH, attributes=True) if isinstance(item, nn.Module))
         self._modules = tuple(dict.fromkeys(module for item in found for module in item.modules()))
         self._backward = backward
@@ -96,8 +100,10 @@ class Hazards:
         """Watch while the forward runs."""
         before, grads, weights = Shared.capture(), self._grads(), self._weights_in_graph()
         self._recomputed.note()
+        allocated = _allocated_bytes()
         with self._tripwires(_SETTERS, "the forward sets numerical state of the process"):
             yield
+        self._look_for_room(_allocated_bytes() - allocated)
         if Shared.capture().settings != before.settings:
             self.streams_veto = self.streams_veto or "the forward sets numerical state of the process"
         self.at_crossing("forward")
@@ -105,6 +111,14 @@ class Hazards:
             self._forbid("both strands write the gradient of one parameter, and the order of its sum would change")
         if _differences(weights, self._weights_in_graph()):
             self._forbid("the forward writes a parameter that is in the backward's graph")
+
+    def _look_for_room(self, kept_bytes: int) -> None:
+        """Keep `auto` from a second compute lane, whose memory is its own, where the device is nearly full."""
+        if torch.cuda.is_initialized():
+            free_bytes, needed = torch.cuda.mem_get_info()[0], round(_LANE_ROOM * kept_bytes)
+            if free_bytes < needed:
+                room = f"{needed >> 20} MiB of its own, and {free_bytes >> 20} MiB are free"
+                self.no_room = f"a second compute lane needs some {room}"
 
     def at_crossing(self, strand: str) -> None:
         """Look at what a strand has changed where the other would go on, or at its end.
@@ -200,6 +214,10 @@ class Hazards:
                     seen.add(following)
                     pending.append(following)
         return found
+
+
+def _allocated_bytes() -> int:
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def _random_states_elsewhere() -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import warnings
 import weakref
@@ -24,11 +25,13 @@ from torchweave.engine.conduct import Conduct, Recording
 from torchweave.engine.hazards import Hazards
 from torchweave.engine.kinds import Fingerprint, Kinds
 from torchweave.engine.lanes import Lanes
+from torchweave.engine.later import Later
 from torchweave.engine.observe import Log
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
 from torchweave.engine.roll import Roll
 from torchweave.engine.strands import Strand
 from torchweave.engine.streams import Streams
+from torchweave.engine.trial import SERIAL
 from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
 from torchweave.errors import BrokenGroupError, NotWeavableError, UsageError, described
@@ -36,6 +39,8 @@ from torchweave.errors import BrokenGroupError, NotWeavableError, UsageError, de
 T = TypeVar("T")
 
 _LOG = logging.getLogger("torchweave")
+# overrides the strategy of every weave: a switch for emergencies
+OVERRIDE = "TORCHWEAVE_STRATEGY"
 _OLDEST_TORCH = (2, 10)
 # so many kinds of pairs are a sign that they are told apart by something that should not count
 MANY_KINDS, MOST_KINDS = 128, 1024
@@ -68,6 +73,14 @@ class Engine:
         """Return what was decided for pairs of this kind, or None where none has run yet."""
         return self._decisions.get(self._kinds.name(self._kinds.fingerprint(forward, backward)))
 
+    def choices(self) -> tuple[choose.Choice, ...]:
+        """Return how pairs of each kind run, in the order in which the kinds were met."""
+        return tuple(choose.Choice.of(decision) for decision in self._decisions.values())
+
+    def override(self, setting: str) -> None:
+        """Tell the other ranks that a setting from outside keeps this one from weaving at all."""
+        self._current_roll().never(setting)
+
     def close(self) -> None:
         """Leave c10d as it was, end the backward's thread, and forget everything."""
         self.interception.remove()
@@ -92,7 +105,7 @@ class Engine:
             self._running.release()
 
     def _weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
-        if strategy == "serial":
+        if strategy == SERIAL:
             return self._serially(forward, backward)
         if not self.interception.installed:
             self.interception.install()
@@ -104,13 +117,27 @@ class Engine:
         for channel in decision.channels:
             if channel.broken:
                 raise BrokenGroupError(channel.name, channel.broken)
-        chosen = decision.strategy_for(strategy)
+        if strategy == choose.AUTO:
+            with decision.trial.pair() as chosen:
+                return self._run(forward, backward, chosen, decision, key)
+        return self._run(forward, backward, decision.strategy_for(strategy), decision, key)
+
+    def _run(
+        self,
+        forward: Callable[[], T],
+        backward: Callable[[], Any],
+        chosen: str,
+        decision: choose.Decision,
+        key: Hashable,
+    ) -> T:
+        """Run a pair of a kind that is known by a strategy that may run it."""
         audit = self._current_audit()
         audit.compare()
         audit.post(decision.channels, decision.agreements, chosen)
-        if chosen == "serial":
+        if chosen == SERIAL:
             return self._serially(forward, backward)
         strands = Strands(self._conduct(chosen, decision), decision.backward, decision.forward)
+        strands.backward.later = Later() if decision.weights_wait else None
         refuse = functools.partial(_refuse_optimizer, strands.backward, self.interception)
         hook = None if decision.steps_optimizer else register_optimizer_step_pre_hook(refuse)
         try:
@@ -172,7 +199,9 @@ class Engine:
             strands.part()
         self._kinds.learn(conduct.nodes)
         self._remember(self._kinds.name(fingerprint), decision)
-        _LOG.info("pairs of this kind run by %s: %s", decision.choice, decision.reason)
+        _LOG.info("a new kind of pair: %s, %s", decision.trial.choice, decision.trial.reason)
+        if strategy == choose.AUTO:
+            return result
         try:
             decision.strategy_for(strategy)
         except NotWeavableError as error:
@@ -248,7 +277,34 @@ def weave(
         hash(kind)
     except TypeError as error:
         raise UsageError("kind has to be hashable", given=repr(kind), remedy="pass a string or a tuple") from error
-    return engine().weave(forward, backward, strategy, kind)
+    return engine().weave(forward, backward, _overridden(strategy), kind)
+
+
+def choices() -> tuple[choose.Choice, ...]:
+    """Return how `auto` runs each kind of pair that this process has met, and why, in numbers.
+
+    Returns:
+        One record a kind; as text, one line each.
+    """
+    return engine().choices()
+
+
+def _overridden(strategy: str) -> str:
+    """Return the strategy that the environment asks for, or the given one.
+
+    Raises:
+        UsageError: It is not one of the strategies.
+    """
+    setting = os.environ.get(OVERRIDE, "")
+    if not setting:
+        return strategy
+    if setting not in choose.STRATEGIES:
+        raise UsageError(
+            f"{OVERRIDE} is one of " + ", ".join(choose.STRATEGIES), given=repr(setting), remedy="mend it, or unset it"
+        )
+    if setting == SERIAL:
+        engine().override(f"{OVERRIDE}={setting}")
+    return setting
 
 
 def _refuse_optimizer(backward: Strand, interception: Interception, optimizer: Any, *_: Any) -> None:

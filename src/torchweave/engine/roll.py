@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from torchweave.engine.agreement import Ledger
-from torchweave.errors import WaitLimitError
+from torchweave.errors import UsageError, WaitLimitError
 
 _TOPIC = "recording"
+_OVERRIDDEN = "overridden"
 
 
 class Roll:
@@ -26,9 +27,16 @@ class Roll:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._num_recordings = 0
+        self._has_declined = False
         # the number of the recording in which each rank was met last, and before this recording
         self._seen: dict[int, int] = {}
         self._before: dict[int, int] = {}
+
+    def never(self, why: str) -> None:
+        """Say, once, that this rank records nothing, and why."""
+        if not self._has_declined and dist.is_available() and dist.is_initialized():
+            self._has_declined = True
+            Ledger(self._rank).post(_TOPIC, f"{self._num_recordings} {_OVERRIDDEN} {why}".encode())
 
     def begin(self) -> None:
         """Say that this rank begins to record a pair."""
@@ -45,6 +53,7 @@ class Roll:
 
         Raises:
             WaitLimitError: One does not: it weaves this pair already, or runs it outside of a weave.
+            UsageError: One says that it never will.
         """
         ledger = Ledger(self._rank)
         end, pause = time.monotonic() + limit_s, 0.0005
@@ -65,7 +74,13 @@ class Roll:
         said = ledger.read(_TOPIC, member)
         if said is None:
             return False
-        number, _, active = said.decode().partition(" ")
+        number, active, *why = said.decode().split(" ", 2)
+        if active == _OVERRIDDEN:
+            raise UsageError(
+                "A strategy that is set from outside has to be set for every rank",
+                given=f"rank {member} has {why[0]}, rank {self._rank} has not",
+                remedy="set it where all ranks are started, or nowhere",
+            )
         if active != "active" or int(number) <= self._before.get(member, 0):
             return False
         self._seen[member] = int(number)

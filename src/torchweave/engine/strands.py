@@ -7,6 +7,7 @@ compares them with the record, and asks its `Conduct` when it may issue and whet
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torchweave.engine import reads
 from torchweave.engine.channels import Channel
+from torchweave.engine.later import Later
 from torchweave.engine.order import REGION, WAIT, Record, Step
 from torchweave.engine.state import Shared
 from torchweave.errors import BrokenGroupError, DeviationError, NotWeavableError
@@ -56,6 +59,8 @@ class Strand:
         self.saved: Saved | None = None
         self.final: Saved | None = None
         self.in_region = False
+        # a backward's weight gradients that wait for the next communication to start; None where none may
+        self.later: Later | None = None
         # the strand's callable: an error that no line of the user's own led to says where that is defined
         self.call: Callable[[], Any] | None = None
         # while a backend runs one of our calls, what it calls in turn is its own business
@@ -117,6 +122,13 @@ class Strand:
             self._tensors.pop(one.untyped_storage()._cdata, None)
         return self._cross((WAIT, ordinal), wait)
 
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a device's tensor to the host, and let the other strand go on meanwhile."""
+        target, is_there = reads.begin_read(tensor)
+        wait = functools.partial(reads.finish_read, is_there, self.conduct.patience_s, self.name)
+        self._cross((WAIT, _ELSEWHERE), wait)
+        return target
+
     @contextlib.contextmanager
     def region(self, *, holds_turn: bool) -> Iterator[None]:
         """Run a `communication()` region, and let the other strand go on meanwhile.
@@ -141,6 +153,10 @@ class Strand:
             self.conduct.come_back(self)
             self._enter(time.perf_counter_ns())
 
+    def has_waits_left(self) -> bool:
+        """Whether the record has another wait for this strand."""
+        return self.expected is not None and any(step[0] == WAIT for step in self.expected[self.position :])
+
     def check_ended(self) -> None:
         """Raise if the record has more operations than this strand issued."""
         if self._refused is not None:
@@ -152,7 +168,7 @@ class Strand:
     def forget(self) -> None:
         """Hold nothing any more."""
         self.other = None  # type: ignore[assignment]
-        self.call = None
+        self.call = self.later = None
         self.result = self.error = self.saved = self.final = self._refused = None
         self.release()
 
@@ -164,6 +180,8 @@ class Strand:
     def _cross(self, step: Step, wait: Callable[[], Any]) -> Any:
         self._refuse_in_region("a wait")
         takes_turn = self._meets_wait(step)
+        if self.later is not None:
+            self.later.catch_up()
         self._leave()
         if takes_turn:
             self._take_turn()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType
@@ -34,14 +34,23 @@ def hidden_share_from_log(log: LinkLog, segments: Sequence[tuple[int, int]] | No
     return _share(communication, computation)
 
 
-def hidden_share_from_profile(call: Callable[[], Any]) -> float | None:
-    """Return the hidden share on a GPU: kernels of NCCL and of a simulated link against all other device work.
+class Profile(NamedTuple):
+    """What a woven pair did, from recorded intervals.
+
+    Attributes:
+        hidden_share: Communication time in which computation ran too; None where nothing was communicated.
+        idle_share: Time between first and last operation in which a device did nothing; None without a device.
+    """
+
+    hidden_share: float | None
+    idle_share: float | None
+
+
+def profile_of(call: Callable[[], Any]) -> Profile:
+    """Return what a GPU did: kernels of NCCL and of a simulated link against all other device work.
 
     Args:
         call: Runs one woven pair.
-
-    Returns:
-        Between 0 and 1; None where nothing was communicated.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         sleep_on_device(_HEAD_START)
@@ -56,7 +65,9 @@ def hidden_share_from_profile(call: Callable[[], Any]) -> float | None:
             continue
         span = (round(event.time_range.start * 1e3), round(event.time_range.end * 1e3))  # us to ns
         (communication if is_communication(event.name) else computation).append(span)
-    return _share(union(communication), union(computation))
+    busy = union(communication + computation)
+    whole = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
+    return Profile(_share(union(communication), union(computation)), 1 - length(busy) / whole if whole else None)
 
 
 def is_communication(kernel: str) -> bool:

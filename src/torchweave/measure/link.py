@@ -124,9 +124,19 @@ class SimulatedLink:
         held = f"{self.sms} SM" + "s" * (self.sms > 1)
         return f"simulated link, {self.gbps:g} Gb/s, {held}"
 
+    def held_part(self, num_bytes: int, device: torch.device) -> float:
+        """Return which part of a device's SMs this link holds while it carries so many bytes alone; 0 on a CPU."""
+        kernel = self._kernels.get(device.index or 0)
+        if kernel is None or self.gbps is None:
+            return 0.0
+        return kernel.part_held(num_bytes, round(num_bytes * 8 / self.gbps))
+
     @contextmanager
     def mute(self) -> Iterator[None]:
-        """Let every collective return at once, its outputs as they were allocated: computation alone."""
+        """Let every collective return at once, its outputs as they were allocated: computation alone.
+
+        Integers are sent all the same, undelayed: they may say how much is computed.
+        """
         self._muted = True
         try:
             yield
@@ -158,11 +168,11 @@ class SimulatedLink:
             self._recording = None
 
     def _handle(self, call: Call) -> object:
-        if self._muted:
+        if self._muted and not _says_how_much(call):
             return call.operation.result(call.args, _ended())
         if self._recording is not None:
             self._recording.calls.append(call)
-        if self._paused or call.operation.name == "barrier" or num_bytes(call.args) == 0:
+        if self._muted or self._paused or call.operation.name == "barrier" or num_bytes(call.args) == 0:
             return call.redispatch()
         device = next(tensors_of(call.args)).device
         if device.type not in ("cpu", "cuda") or (self.gbps is None and device.type == "cuda"):
@@ -185,6 +195,11 @@ class SimulatedLink:
         if index not in self._kernels:
             self._kernels[index] = LinkKernel(index, self.sms)
         return CudaLane(device, ns_per_byte, self._kernels[index], alone=alone)
+
+
+def _says_how_much(call: Call) -> bool:
+    tensors = list(tensors_of(call.args))
+    return bool(tensors) and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
 def _ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -115,6 +115,10 @@ class LinkKernel:
         needed = math.ceil(moved / max(duration_ns * self._sm_bytes_per_ns, 1.0))
         return max(self._sms, min(needed, self._all_sms))
 
+    def part_held(self, moved: int, duration_ns: int) -> float:
+        """Return which part of the device's SMs carrying so many bytes for so long holds."""
+        return self.sms_for(moved, duration_ns) / self._all_sms
+
     def _launch(self, function: _Function, values: tuple[int, ...], sms: int, stream: int) -> None:
         with self._lock:  # the driver copies the arguments before it returns
             function.set(*values)

@@ -70,8 +70,8 @@ def render_html(diagnoses: Sequence[Diagnosis], differences: Sequence[str] = ())
         raise UsageError("A report has to have a diagnosis", given="none")
     from markupsafe import Markup
 
-    environment = _environment()
-    script = "".join(_source(environment, name) for name in _SCRIPTS)
+    environment = page_environment()
+    script = "".join(page_source(environment, name) for name in _SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # ours, or made safe above: nothing in them comes from a trace as it is
@@ -79,13 +79,14 @@ def render_html(diagnoses: Sequence[Diagnosis], differences: Sequence[str] = ())
         sections=[_section(row, diagnosis) for row, diagnosis in enumerate(diagnoses)],
         differences=differences,
         overlapped_share=OVERLAPPED_SHARE,
-        style=Markup(_source(environment, "report.css")),  # noqa: S704
+        style=Markup(page_source(environment, "report.css")),  # noqa: S704
         script=Markup(script),  # noqa: S704
         script_digest=digest,
     )
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Return where pages come from: what is put into them is escaped."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -101,7 +102,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _source(environment: Environment, name: str) -> str:
+def page_source(environment: Environment, name: str) -> str:
+    """Return a file that goes into a page as it is."""
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
 

@@ -27,23 +27,25 @@ _OTHERS = (
 )
 
 
-def read(path: str | Path) -> Timeline:
+def read(path: str | Path, *, host_only: bool = False) -> Timeline:
     """Read one trace file.
 
     Args:
         path: Kineto Chrome JSON, plain or gzip, an Nsight Systems `.sqlite` export, or the recording of a watched
             run; a pipe is read once.
+        host_only: Whether a trace without device work will do.
 
     Returns:
         The trace's tables, joined.
 
     Raises:
-        UnreadableInputError: The file is missing, damaged, empty, of another kind, or holds no device work.
+        UnreadableInputError: The file is missing, damaged, empty, of another kind, or holds no device work, unless that
+            will do.
     """
     path = Path(path)
     with as_file(path) as file:
         timeline = _read(file)
-    if len(timeline.work) == 0:
+    if len(timeline.work) == 0 and not host_only:
         raise UnreadableInputError(
             "A trace has to hold device work (kernels or copies)",
             given=f"{path}: {len(timeline.ops)} operators, {len(timeline.annotations)} annotations and "

@@ -17,7 +17,9 @@ from torchweave.diagnose.causes import Facts
 
 RECOVERABLE = True
 SEEN_IN = "source"
-MEND = """"""
+MEND = """\
+x = pinned.to("cuda", non_blocking=True)    # instead of torch.cuda.async_copy_to_device(x)
+"""
 
 
 def evidence(_: Facts) -> str:

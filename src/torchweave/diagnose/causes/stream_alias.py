@@ -18,7 +18,7 @@ from __future__ import annotations
 from torchweave.diagnose.causes import Facts
 
 RECOVERABLE = True
-SEEN_IN = "live run"
+SEEN_IN = "live run or the source"
 MEND = """\
 SIDE = torch.cuda.Stream()   # once; not in the loop
 assert SIDE.cuda_stream != other.cuda_stream

@@ -18,7 +18,7 @@ from __future__ import annotations
 from torchweave.diagnose.causes import Facts
 
 RECOVERABLE = True
-SEEN_IN = "live run"
+SEEN_IN = "live run or the source"
 MEND = """\
 with torchweave.timed() as t:   # device time, honestly
     step()

@@ -1,0 +1,1 @@
+"""What people do today to overlap a forward and a backward, written by us, to be measured beside weave."""

@@ -1,0 +1,92 @@
+"""weave beside what people do today, on the same model, in the same run.
+
+    python benchmarks/peers_run.py --out results                       # one GPU
+    torchrun --nproc-per-node 2 benchmarks/peers_run.py --out results  # gloo, or NCCL with as many GPUs
+
+Writes one JSON file and prints the table, with the lines that each way costs a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from peers import barrier, hand_cut, question, two_streams
+
+from torchweave.engine.pair import engine
+from torchweave.measure import moe
+from torchweave.measure.bench import Bench, BenchOptions, Way
+from torchweave.measure.subject import Subject, SubjectOptions, deterministic
+from torchweave.measure.training import join
+
+LINES = {
+    "auto": 1,
+    "question": question.LINES,
+    "two_streams": two_streams.LINES,
+    "barrier": barrier.LINES,
+    "hand_cut": hand_cut.LINES,
+}
+
+
+def peers(subject: Subject) -> dict[str, Way]:
+    device = subject.device
+    meeting, cut = barrier.Barrier(device), hand_cut.HandCut(subject)
+    # the module's own exchange, with the barrier's points around it: they do nothing where no barrier stands
+    moe.all_to_all = meeting.exchange(moe.all_to_all)
+    ways = {
+        "question": Way(question.Question(device).run),
+        "hand_cut": Way(cut.run, cut.make_pair, lambda: cut.is_bit_equal(deterministic(device))),
+    }
+    if dist.get_world_size() == 1:  # with several ranks their collectives would cross
+        ways |= {"two_streams": Way(two_streams.TwoStreams(device).run), "barrier": Way(meeting.run)}
+    return ways
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the result")
+    for name in ("layers", "hidden", "tokens"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--link-ms", type=float, nargs="+", default=[0.84])
+    parser.add_argument("--link-sms", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
+    if "RANK" not in os.environ:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    device, plain = join(), moe.all_to_all
+    rows = []
+    for link_ms in args.link_ms:
+        options = SubjectOptions("moe", args.layers, args.hidden, args.tokens, link_ms=link_ms, link_sms=args.link_sms)
+        found = Bench(BenchOptions(options, ("turns", "auto"), args.rounds), device, peers).run(lambda *_: None)
+        for name, row in found["strategies"].items():
+            row["lines"] = LINES.get(name, 1)
+        rows.append(found)
+        moe.all_to_all = plain
+        engine().close()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if dist.get_rank() == 0:
+        args.out.mkdir(parents=True, exist_ok=True)
+        result = {
+            "what": "weave beside what people do today",
+            "command": f"python benchmarks/peers_run.py --link-ms {' '.join(map(str, args.link_ms))}",
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "rows": rows,
+        }
+        (args.out / "peers.json").write_text(json.dumps(result, indent=1))
+        for found in rows:
+            print(f"{found['link']}: serial {found['serial_ms']:.2f} ms, bound {found['bound_ms']:.2f} ms")
+            for name, row in found["strategies"].items():
+                share = "-" if row["recovered_share"] is None else f"{row['recovered_share']:.3f}"
+                told = f"recovered {share}, equal {row['bit_equal']}, {row['lines']} lines"
+                print(f"  {name:12s} {row['woven_ms']:8.2f} ms, {told}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

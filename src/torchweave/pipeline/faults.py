@@ -1,0 +1,255 @@
+"""IDEA: one rank's failure becomes every rank's error, naming the same rank, stage, action and microbatch.
+
+The rank that fails says so in the store, and then breaks the pipeline's connections. Whoever waits for it is woken by
+that, reads the note, and breaks its own. A rank that was killed leaves no note: its closed connection is the sign, and
+who waited for it says what was missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from torchweave.errors import PipelineError, WaitLimitError
+from torchweave.schedule.action import Action
+
+# a rank that is alive answers within the first, and says who is not within the second
+_GRACE_S = 1.0
+_PATIENCE_S = 4.0
+_POLL_S = 0.02
+_BREAK_TAG = 2**30
+_KEY = "failed"
+
+
+class Where(NamedTuple):
+    """What a rank does or is to do.
+
+    Attributes:
+        rank: Global rank.
+        stage: The stage, or None outside of the schedule's actions.
+        action: The action, as the plan writes it.
+        microbatch: The microbatch, or None.
+    """
+
+    rank: int
+    stage: int | None
+    action: str
+    microbatch: int | None
+
+    @classmethod
+    def of(cls, rank: int, action: Action) -> Where:
+        """Return the place of an action on a rank."""
+        return cls(rank, action.stage, str(action), action.microbatch)
+
+    def __str__(self) -> str:
+        return f"{self.action} on rank {self.rank}"
+
+
+class Guard:
+    """Watches over one pipeline on this rank.
+
+    Args:
+        group: The pipeline's own group.
+        store: A store that the pipeline's ranks share, for this pipeline alone; None for a pipeline of one rank.
+        limit_s: How long anything is waited for, seconds.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, store: Store | None, limit_s: float) -> None:
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.limit_s = limit_s
+        self._group, self._store = group, store
+        self._others: list[dist.ProcessGroup] = []
+        self._note: str | None = None
+
+    def watch(self, group: dist.ProcessGroup) -> None:
+        """Break this group too where the pipeline fails."""
+        self._others.append(group)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the pipeline has failed and can run no more steps."""
+        return self._note is not None
+
+    def check(self) -> None:
+        """Raise where the pipeline failed before.
+
+        Raises:
+            PipelineError: The failure.
+        """
+        if self._note is not None:
+            raise _error(self._note)
+
+    @contextlib.contextmanager
+    def at(self, where: Where) -> Iterator[None]:
+        """Make whatever is raised inside this rank's failure at that place.
+
+        Raises:
+            PipelineError: Something was raised; another rank's failure passes as it is.
+        """
+        try:
+            yield
+        except PipelineError:
+            raise
+        except BaseException as error:
+            failure = self.fail(where, f"{type(error).__name__}: {' '.join(str(error).split())[:600]}")
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C and the like stay what they are, on this rank
+            raise failure from error
+
+    def fail(self, where: Where, cause: str) -> PipelineError:
+        """Tell every rank of a failure, and return the error to raise: an earlier failure's, where there was one."""
+        if self._note is None:
+            note = json.dumps([where, cause])
+            self._note = self._write(note) or note
+            self._break()
+        return _error(self._note)
+
+    def wait(self, work: dist.Work, awaited: Where | None) -> None:
+        """Wait for a transfer on the host, or with NCCL on the current stream alone.
+
+        Args:
+            work: The transfer.
+            awaited: What another rank does meanwhile; None for a collective of them all.
+
+        Raises:
+            PipelineError: A rank failed, or did nothing within the limit.
+        """
+        begin = time.monotonic()
+        try:
+            work.wait(datetime.timedelta(seconds=self.limit_s)) if not _on_device(self._group) else work.wait()
+        except RuntimeError as error:
+            waited_s = time.monotonic() - begin
+            raise self.behind(error, awaited, waited_s) from error
+
+    def wait_on_host(self, is_done: Callable[[], bool], awaited: Where | None) -> None:
+        """Wait until something has happened that nothing wakes this rank for, and look for other ranks' failures.
+
+        Args:
+            is_done: Says whether it has.
+            awaited: Who is waited for, for the error.
+
+        Raises:
+            PipelineError: A rank failed, or the limit is over.
+        """
+        end, pause = time.monotonic() + self.limit_s, 0.0002
+        while not is_done():
+            if (note := self._read()) is not None:
+                raise self._adopt(note)
+            if time.monotonic() > end:
+                where = awaited or Where(self.rank, None, "the end of the step", None)
+                raise self.fail(where, self._silence(awaited))
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S)
+
+    def behind(self, error: RuntimeError, awaited: Where | None, waited_s: float = 0.0) -> PipelineError:
+        """Return the failure behind a transfer's error: another rank's note, or else a rank that is gone or silent.
+
+        Args:
+            error: What the backend raised.
+            awaited: What another rank was to do.
+            waited_s: For how long it was waited for, seconds.
+        """
+        if waited_s >= 0.9 * self.limit_s:
+            note = self._read()
+            where = awaited or Where(self.rank, None, "the end of the step", None)
+            return self._adopt(note) if note is not None else self.fail(where, self._silence(awaited))
+        note, gone = self._look_around(awaited)
+        if note is not None:
+            return self._adopt(note)
+        where = awaited or Where(gone, None, "the end of the step", None)
+        told = " ".join(str(error).split())[:200]
+        return self.fail(where, f"its process is gone, as rank {self.rank} noticed ({told})")
+
+    def _look_around(self, awaited: Where | None) -> tuple[str | None, int]:
+        """Wait for a failure's note, as long as whoever closed the connection may be a victim, too.
+
+        A rank whose connection was closed says that it is here, so that its own closing is not taken for its end.
+
+        Returns:
+            The note, or None where the awaited rank, or any, does not answer; and the rank that does not.
+        """
+        if self._store is None or self._group is None:
+            return None, self.rank
+        suspects = [awaited.rank] if awaited is not None else dist.get_process_group_ranks(self._group)
+        begin = time.monotonic()
+        silent = list(suspects)
+        with contextlib.suppress(RuntimeError):  # the store's host is gone
+            self._store.set(f"here/{self.rank}", "")
+            while (waited_s := time.monotonic() - begin) < _PATIENCE_S:
+                if (note := self._read()) is not None:
+                    return note, self.rank
+                silent = [rank for rank in suspects if not self._store.check([f"here/{rank}"])]
+                if silent and waited_s > _GRACE_S:
+                    break
+                time.sleep(_POLL_S)
+        return None, silent[0] if silent else suspects[0]
+
+    def _silence(self, awaited: Where | None) -> str:
+        what = "the other ranks" if awaited is None else str(awaited)
+        return str(WaitLimitError(f"rank {self.rank}", what, self.limit_s).rule)
+
+    def _adopt(self, note: str) -> PipelineError:
+        if self._note is None:
+            self._note = note
+            self._break()
+        return _error(self._note)
+
+    def _write(self, note: str) -> str | None:
+        """Leave a note in the store, unless there is one; return the one that is there."""
+        if self._store is None:
+            return None
+        try:
+            return bytes(self._store.compare_set(_KEY, "", note)).decode()
+        except RuntimeError:
+            return None  # the store's host is gone: the others notice that themselves
+
+    def _read(self) -> str | None:
+        if self._store is None:
+            return None
+        try:
+            return bytes(self._store.get(_KEY)).decode() if self._store.check([_KEY]) else None
+        except RuntimeError as error:
+            where = Where(self.rank, None, "reading the store", None)
+            told = " ".join(str(error).split())[:200]
+            return json.dumps([where, f"the process that hosts the store is gone ({told})"])
+
+    def _break(self) -> None:
+        """Close the pipeline's connections, so that whoever waits for this rank is woken."""
+        for group in (self._group, *self._others):
+            if group is not None:
+                _close(group)
+
+
+def _close(group: dist.ProcessGroup) -> None:
+    """Close a group's connections.
+
+    Source: gloo/transport/tcp/unbound_buffer.cc: a wait whose time is over fails every pair of its context.
+    """
+    if _on_device(group):
+        with contextlib.suppress(RuntimeError):
+            group._get_backend(torch.device("cuda")).abort()
+        return
+    for peer in range(group.size()):
+        if peer != group.rank():
+            # a pair that is closed already fails at once, and wakes nobody; the first open one closes all
+            with contextlib.suppress(RuntimeError):
+                work = dist.irecv(torch.empty(1), group_src=peer, group=group, tag=_BREAK_TAG)
+                if work is not None:
+                    work.wait(datetime.timedelta(milliseconds=1))
+
+
+def _on_device(group: dist.ProcessGroup | None) -> bool:
+    return group is not None and any(device.type == "cuda" for device in group._device_types)
+
+
+def _error(note: str) -> PipelineError:
+    (rank, stage, action, microbatch), cause = json.loads(note)
+    return PipelineError(rank=rank, stage=stage, action=action, microbatch=microbatch, cause=cause)

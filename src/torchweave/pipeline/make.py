@@ -1,0 +1,352 @@
+"""IDEA: `build` puts a pipeline together from a rank's chunks and a schedule; `Pipeline.step` runs a training step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from torchweave.engine.channels import group_timeout_s
+from torchweave.engine.choose import STRATEGIES
+from torchweave.errors import UsageError, described
+from torchweave.pipeline.batch import Microbatches
+from torchweave.pipeline.book import Book
+from torchweave.pipeline.faults import Guard, Where
+from torchweave.pipeline.groups import device_of, own_group
+from torchweave.pipeline.p2p import Wire
+from torchweave.pipeline.runner import Rig, Step, check_finite
+from torchweave.pipeline.share import shared_buckets
+from torchweave.pipeline.stage import Loss, Stage
+from torchweave.pipeline.sums import Sums
+from torchweave.schedule import build as schedules
+from torchweave.schedule.passes import add_reduce_grad, add_send_recv, only_compute
+from torchweave.schedule.plan import Plan
+
+_ALONE_LIMIT_S = 1800.0
+
+
+class Pipeline:
+    """A pipeline on this rank; `build` makes it.
+
+    Attributes:
+        stages: The numbers of the stages that this rank has, ascending.
+        num_stages: Of the whole model.
+    """
+
+    def __init__(self, rig: Rig, schedule: str | Plan, num_chunks: int, *, learns_always: bool) -> None:
+        self._rig, self._schedule, self._num_chunks = rig, schedule, num_chunks
+        self._learns_always = learns_always
+        self._plans: dict[int, tuple[Plan, str]] = {}
+        self.stages = tuple(sorted(rig.stages))
+
+    def plan(self, num_microbatches: int) -> Plan:
+        """Return the plan that a step with so many microbatches runs, with its transfers.
+
+        Args:
+            num_microbatches: Of the whole pipeline, both directions together.
+
+        Raises:
+            UsageError: The schedule cannot be made for so many.
+        """
+        return self._plan(num_microbatches)[0]
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        num_microbatches: int,
+        loss_fn: Loss,
+        loss_scale: float = 1.0,
+        reduction: Literal["mean", "sum"] = "mean",
+        keep_outputs: bool = True,
+    ) -> tuple[Tensor, tuple[Any, ...] | None]:
+        """Run forward and backward of a batch; gradients are added to `.grad`, as `loss.backward()` adds them.
+
+        Every rank of the pipeline calls it, with the same number of microbatches. Several steps before the optimizer's
+        accumulate.
+
+        Args:
+            inputs: The batch of the first stage: a tensor, or a tuple (positional arguments) or dict (named ones) of
+                tensors, cut along the first dimension into equal microbatches; or a list that has one item for each
+                microbatch. Ranks without the first stage may pass None. With `dualpipe`, the first half of the
+                microbatches enters at the first rank, and the second half at the last one.
+            targets: The batch's targets, likewise, where the last stage is.
+            num_microbatches: Into how many microbatches, of both directions together.
+            loss_fn: Called as `loss_fn(outputs, targets)` on the last stage's outputs, or with the outputs alone
+                where there are no targets; returns a tensor with one element.
+            loss_scale: Gradients are those of the loss times this: 1 / k where k steps accumulate, or a gradient
+                scaler's scale.
+            reduction: What the loss of a step is: the `mean` of its microbatches' losses, or their `sum`.
+            keep_outputs: False gives no outputs back, and frees them.
+
+        Returns:
+            The loss, unscaled, a scalar, float32, on every rank; and the last stage's outputs, one item for each
+            microbatch, None for those whose last stage is on another rank (None for all of them where no last stage
+            is here).
+
+        Raises:
+            UsageError: An argument is not what is allowed.
+            PipelineError: A rank failed, this one or another: raised on every rank of the pipeline, which cannot be
+                used any more.
+        """
+        rig = self._rig
+        rig.guard.check()
+        plan, digest = self._plan(num_microbatches)
+        if reduction not in ("mean", "sum"):
+            raise UsageError("reduction is 'mean' or 'sum'", given=repr(reduction), remedy="leave it out for the mean")
+        if not callable(loss_fn):
+            raise UsageError("loss_fn can be called", given=described(loss_fn), remedy="pass a function")
+        seed = loss_scale / num_microbatches if reduction == "mean" else loss_scale
+        here = rig.ranks[rig.rank]
+        try:
+            with rig.guard.at(Where(here, None, "the beginning of the step", None)):
+                step = Step(
+                    rig,
+                    plan,
+                    Microbatches("inputs", inputs, num_microbatches),
+                    Microbatches("targets", targets, num_microbatches),
+                    loss_fn,
+                    seed,
+                    keep_outputs,
+                )
+                signature = self._agree(step, digest)
+                rig.book.open(signature, learn=self._learns_always)
+                rig.sums.begin()
+                for stage in rig.stages.values():
+                    stage.wrapping.begin()
+            step.run()
+            with rig.guard.at(Where(here, None, "the end of the step", None)):
+                losses = self._losses(step)
+            rig.book.close(signature)
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            for stage in rig.stages.values():
+                stage.wrapping.end()
+        outputs = tuple(step.outputs.get(m) for m in range(num_microbatches)) if step.outputs else None
+        return (losses.mean() if reduction == "mean" else losses.sum()), outputs
+
+    def _plan(self, num_microbatches: int) -> tuple[Plan, str]:
+        if num_microbatches not in self._plans:
+            plan = _plan_of(self._schedule, len(self._rig.ranks), num_microbatches, self._num_chunks)
+            plan = add_send_recv(add_reduce_grad(only_compute(plan)))
+            text = "\n".join(",".join(map(str, row)) for row in plan.ranks)
+            self._plans[num_microbatches] = (plan, hashlib.sha256(text.encode()).hexdigest())
+        return self._plans[num_microbatches]
+
+    def _agree(self, step: Step, digest: str) -> str:
+        """Learn from the ranks with the first stage what comes in, and that they run the same plan."""
+        rig, plan = self._rig, step.plan
+        said = []
+        for direction in range(plan.num_directions):
+            begins = [m for m in range(plan.num_microbatches) if plan.direction_of(m) == direction]
+            first = plan.rank_of(0, begins[0])
+            where = "the beginning of the step"
+            if first == rig.rank:
+                text = json.dumps([digest, plan.num_microbatches, [_look(step.inputs[m]) for m in begins]])
+                for peer in range(len(rig.ranks)):
+                    if peer != rig.rank:
+                        rig.wire.send_text(peer, text, Where(rig.ranks[peer], None, where, None))
+            else:
+                text = rig.wire.receive_text(first, Where(rig.ranks[first], None, where, None))
+            theirs, count, _ = json.loads(text)
+            if theirs != digest:
+                raise UsageError(
+                    "Every rank of a pipeline runs the same plan",
+                    given=f"another one than on rank {rig.ranks[first]}, which has {count} microbatches where this "
+                    f"rank has {plan.num_microbatches}",
+                    remedy="pass the same schedule and num_microbatches on every rank",
+                )
+            said.append(text)
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+    def _losses(self, step: Step) -> Tensor:
+        """Return every microbatch's loss, on every rank, shape (microbatches), float32."""
+        rig, plan = self._rig, step.plan
+        losses = torch.zeros(plan.num_microbatches, dtype=torch.float32, device=rig.device)
+        for microbatch, loss in step.losses.items():
+            losses[microbatch] = loss.reshape(())
+        rig.wire.add_up(losses)
+        if rig.stops_at_nan and rig.device.type != "cpu":
+            for microbatch, loss in enumerate(losses.tolist()):
+                place = Where(
+                    rig.ranks[plan.rank_of(plan.num_stages - 1, microbatch)],
+                    plan.num_stages - 1,
+                    f"{plan.num_stages - 1}F{microbatch}",
+                    microbatch,
+                )
+                with rig.guard.at(place):
+                    check_finite(torch.tensor(loss))
+        return losses
+
+    def _abandon(self) -> None:
+        """Let go of everything that a failed step holds."""
+        self._rig.wire.abandon()
+        self._rig.sums.abandon()
+        for stage in self._rig.stages.values():
+            stage.reset()
+
+
+def build(
+    model_chunks: Sequence[nn.Module] | nn.Module,
+    schedule: str | Plan = "dualpipev",
+    group: dist.ProcessGroup | None = None,
+    *,
+    strategy: str = "auto",
+    tied: Mapping[str, nn.Parameter] | None = None,
+    limit_s: float | None = None,
+    dynamic_shapes: bool = False,
+    allow_nonfinite_loss: bool = False,
+) -> Pipeline:
+    """Put a pipeline together. Every rank of the group calls it.
+
+    Args:
+        model_chunks: The stages that this rank has, ascending (`stages_of` says which): any modules, on their device,
+            wrapped in DDP or FSDP2 or not. The outputs of one are the next one's arguments: a tensor; a tuple or list
+            (by position); a dict (by name).
+        schedule: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev or dualpipe; or a plan of your own.
+        group: The pipeline's ranks, in the order of the plan's; None for the default group.
+        strategy: By which strategy pairs are woven, as for `weave`; `serial` runs them one half after the other.
+        tied: Weights that stages on several ranks share, by names that are the same there, such as a first stage's
+            embedding and a last stage's head. Their gradients are summed. Weights that stages of one rank share need
+            no mention, nor do the two replicas of `dualpipe`.
+        limit_s: How long anything is waited for, seconds; None for the group's timeout.
+        dynamic_shapes: Learn in every step anew how the tensors between the stages look, for models where that
+            follows from more than the shapes of the inputs.
+        allow_nonfinite_loss: Go on where a microbatch's loss is NaN or infinite.
+
+    Returns:
+        The pipeline. The weights of `dualpipe`'s second replica, and tied ones, have been made equal to those of the
+        lowest rank that holds them.
+
+    Raises:
+        UsageError: An argument is not what is allowed.
+    """
+    chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
+    _check(chunks, strategy, limit_s)
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise UsageError(
+            "group is a process group that this rank is in",
+            given=described(group),
+            remedy="call build on the pipeline's ranks alone",
+        )
+    rank, num_ranks = (group.rank(), group.size()) if group is not None else (0, 1)
+    mine = stages_of(schedule, rank, num_ranks, num_chunks=len(chunks))
+    placement = _placement(schedule, num_ranks, len(chunks))
+    if len(mine) != len(chunks):
+        raise UsageError(
+            f"Rank {rank} of {num_ranks} has one chunk for each of its stages, {', '.join(map(str, mine))}",
+            given=f"{len(chunks)} chunks",
+            remedy="pass one module for each; torchweave.pipeline.stages_of says which stages a rank has",
+        )
+    num_stages = len(placement[0])
+    stages = {index: Stage(index, num_stages, chunk) for index, chunk in zip(mine, chunks, strict=True)}
+    limit_s = limit_s or (group_timeout_s(group) if group is not None else _ALONE_LIMIT_S)
+    own = own_group(group, [range(num_ranks)], limit_s) if group is not None else None
+    store: Store | None = None
+    if own is not None:
+        default = dist.distributed_c10d._get_default_store()
+        store = PrefixStore(f"torchweave/pipeline/{own.group_name}", default)
+    guard = Guard(own, store, limit_s)
+    device = device_of(own) if own is not None else _device_of(chunks)
+    buckets = shared_buckets(stages, placement, own, guard, dict(tied or {}), limit_s)
+    wire = Wire(own, store, guard, device)
+    rig = Rig(
+        rank,
+        tuple(dist.get_process_group_ranks(group)) if group is not None else (guard.rank,),
+        stages,
+        wire,
+        Book(wire),
+        guard,
+        Sums(buckets),
+        device,
+        strategy,
+        object(),
+        not allow_nonfinite_loss,
+    )
+    return Pipeline(rig, schedule, len(chunks), learns_always=dynamic_shapes)
+
+
+def stages_of(schedule: str | Plan, rank: int, num_ranks: int, *, num_chunks: int | None = None) -> tuple[int, ...]:
+    """Return which stages of the model a rank has, ascending: what `model_chunks` of `build` are.
+
+    Args:
+        schedule: As for `build`.
+        rank: Within the pipeline.
+        num_ranks: Of the pipeline.
+        num_chunks: Stages on each rank, for `interleaved` (default 2); the others have a fixed number.
+
+    Raises:
+        UsageError: There is no such schedule.
+    """
+    placement = _placement(schedule, num_ranks, num_chunks)
+    return tuple(sorted({stage for ranks in placement for stage, home in enumerate(ranks) if home == rank}))
+
+
+def _placement(schedule: str | Plan, num_ranks: int, num_chunks: int | None) -> tuple[tuple[int, ...], ...]:
+    if isinstance(schedule, Plan):
+        if schedule.num_ranks != num_ranks:
+            raise UsageError(
+                "A plan has as many ranks as the group",
+                given=f"a plan for {schedule.num_ranks} ranks, a group of {num_ranks}",
+                remedy="make the plan for this group",
+            )
+        return schedule.placement
+    recipe = schedules.recipe_of(schedule)
+    return recipe.placement(num_ranks, recipe.num_chunks or num_chunks or 2)
+
+
+def _plan_of(schedule: str | Plan, num_ranks: int, num_microbatches: int, num_chunks: int) -> Plan:
+    if not isinstance(schedule, Plan):
+        return schedules.build(schedule, num_ranks, num_microbatches, num_chunks)
+    if schedule.num_microbatches != num_microbatches:
+        raise UsageError(
+            "A plan is made for a number of microbatches",
+            given=f"{num_microbatches}, where the plan has {schedule.num_microbatches}",
+            remedy=f"pass num_microbatches={schedule.num_microbatches}",
+        )
+    return schedule
+
+
+def _check(chunks: Sequence[nn.Module], strategy: str, limit_s: float | None) -> None:
+    if not chunks or not all(isinstance(chunk, nn.Module) for chunk in chunks):
+        raise UsageError(
+            "model_chunks are modules, one for each stage of this rank",
+            given=", ".join(described(chunk) for chunk in chunks) or "none",
+            remedy="pass a list of torch.nn.Module",
+        )
+    if strategy not in STRATEGIES:
+        raise UsageError(
+            "strategy is one of " + ", ".join(STRATEGIES), given=repr(strategy), remedy="leave it out for 'auto'"
+        )
+    if limit_s is not None and not limit_s > 0:
+        raise UsageError("limit_s is a time above 0 seconds", given=repr(limit_s), remedy="leave it out")
+
+
+def _device_of(chunks: Sequence[nn.Module]) -> torch.device:
+    for chunk in chunks:
+        for tensor in (*chunk.parameters(), *chunk.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _look(value: Any) -> Any:
+    """Return how an input looks, for JSON: shapes follow from nothing else."""
+    leaves, spec = torch.utils._pytree.tree_flatten(value)
+    return [
+        str(spec),
+        [
+            [list(leaf.shape), str(leaf.dtype), leaf.requires_grad] if isinstance(leaf, Tensor) else type(leaf).__name__
+            for leaf in leaves
+        ],
+    ]

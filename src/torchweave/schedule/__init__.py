@@ -1,0 +1,1 @@
+"""IDEA: a schedule is data: tuples of actions, one tuple a rank, made by pure functions. Standard library only."""

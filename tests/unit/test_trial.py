@@ -1,0 +1,172 @@
+"""Which strategy `auto` takes: from scripted times, so that nothing depends on this machine's clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from torchweave.engine import trial as trial_module
+from torchweave.engine.sample import Events, Sample
+from torchweave.engine.trial import READ, ROUNDS, SETTLE, WATCH_EVERY, WATCHED, Trial, slowest
+
+ALL = ("turns", "streams", "serial")
+
+
+class Rank:
+    """One rank's trial, whose pairs take what a script says."""
+
+    def __init__(self, monkeypatch, candidates=ALL, why_not="", others=()):
+        self.others, self.shared, self.strategy = list(others), [], ""
+        self.cost = {}
+        rank = self
+
+        class Scripted:
+            def __init__(self, events):
+                self.cost_ms = rank.cost[rank.strategy] if rank.strategy else 0.0
+
+            def end(self):
+                self.cost_ms = rank.cost[rank.strategy]
+
+            def ms(self, limit_s):
+                return self.cost_ms
+
+        monkeypatch.setattr(trial_module, "Sample", Scripted)
+        self.trial = Trial(candidates, why_not, self.share, 1.0)
+
+    def share(self, number, times):
+        self.shared.append((number, dict(times)))
+        others = {index + 1: other(number, times) for index, other in enumerate(self.others)}
+        return lambda: {0: times, **others}
+
+    def run(self, num_pairs, cost):
+        """Run pairs; `cost` says what one takes by a strategy, ms."""
+        ran = []
+        for _ in range(num_pairs):
+            with self.trial.pair() as strategy:
+                self.strategy, self.cost = strategy, cost
+            ran.append(strategy)
+        return ran
+
+
+TRIED = ROUNDS * len(ALL)
+UNTIL_CHOSEN = TRIED + SETTLE + READ + 1
+
+
+def test_each_strategy_is_tried_as_often_as_the_others(monkeypatch):
+    """Catches a strategy that is judged by fewer pairs, or in one block in which the clock drifts."""
+    rank = Rank(monkeypatch)
+    assert rank.run(TRIED, dict.fromkeys(ALL, 1.0)) == list(ALL) * ROUNDS
+
+
+@pytest.mark.parametrize("best", ["turns", "streams"])
+def test_the_fastest_is_taken(monkeypatch, best):
+    """Catches a choice that does not look at the times."""
+    rank = Rank(monkeypatch)
+    cost = {"turns": 9.0, "streams": 9.5, "serial": 10.0, best: 5.0}
+    ran = rank.run(UNTIL_CHOSEN + 20, cost)
+    assert set(ran[UNTIL_CHOSEN - 1 :]) == {best}
+    assert rank.trial.times_ms == cost
+    assert rank.trial.reason == "the fastest of " + ", ".join(f"{name} {cost[name]:.2f} ms" for name in ALL)
+
+
+def test_what_is_hardly_faster_is_noise(monkeypatch):
+    """Catches weaving for a gain that is not there."""
+    rank = Rank(monkeypatch)
+    rank.run(UNTIL_CHOSEN, {"turns": 9.95, "streams": 12.0, "serial": 10.0})
+    assert rank.trial.choice == "serial"
+    assert "no strategy is faster than serial" in rank.trial.reason
+    assert "turns 9.95 ms" in rank.trial.reason
+
+
+def test_the_first_pair_of_a_strategy_does_not_count(monkeypatch):
+    """Catches plans that are made once counting against the strategy that makes them."""
+    rank = Rank(monkeypatch)
+    rank.run(len(ALL), {"turns": 500.0, "streams": 500.0, "serial": 1.0})
+    rank.run(UNTIL_CHOSEN - len(ALL), {"turns": 5.0, "streams": 6.0, "serial": 10.0})
+    assert rank.trial.choice == "turns"
+
+
+def test_nothing_is_tried_where_only_serial_may_run(monkeypatch):
+    """Catches pairs that are timed, and ranks that wait for each other, for nothing."""
+    rank = Rank(monkeypatch, candidates=("serial",), why_not="nothing to hide")
+    assert set(rank.run(300, {"serial": 1.0})) == {"serial"}
+    assert rank.shared == []
+    assert rank.trial.reason == "nothing to hide"
+
+
+def test_the_slowest_rank_decides_on_every_rank(monkeypatch):
+    """Catches ranks that choose by their own times, and then meet under two strategies."""
+    one, other = {"turns": 5.0, "streams": 8.0, "serial": 10.0}, {"turns": 30.0, "streams": 9.0, "serial": 10.0}
+    chosen = set()
+    for mine, theirs in ((one, other), (other, one)):
+        rank = Rank(monkeypatch, others=[lambda number, times, theirs=theirs: theirs])
+        rank.run(UNTIL_CHOSEN, mine)
+        chosen.add(rank.trial.choice)
+    assert chosen == {"streams"}
+
+
+def test_times_are_said_before_they_are_read(monkeypatch):
+    """Catches ranks that wait for each other at once, where the others are a few pairs behind."""
+    rank = Rank(monkeypatch)
+    rank.run(TRIED + SETTLE, {"turns": 5.0, "streams": 8.0, "serial": 10.0})
+    assert rank.shared == []
+    rank.run(1, rank.cost)
+    assert [number for number, _ in rank.shared] == ["1"]
+    assert rank.trial.times_ms == {}
+    rank.run(READ, rank.cost)
+    assert rank.trial.choice == "turns"
+
+
+def test_a_choice_that_becomes_slower_than_serial_is_tried_again(monkeypatch):
+    """Catches a choice for ever, whatever changes on the machine."""
+    rank = Rank(monkeypatch)
+    rank.run(UNTIL_CHOSEN - 1, {"turns": 5.0, "streams": 8.0, "serial": 10.0})
+    worse = {"turns": 20.0, "streams": 21.0, "serial": 10.0}
+    ran = rank.run(WATCHED + SETTLE + READ, worse)
+    assert set(ran) == {"turns"}
+    ran = rank.run(UNTIL_CHOSEN, worse)
+    assert ran[:TRIED] == list(ALL) * ROUNDS
+    assert rank.trial.choice == "serial"
+    assert set(rank.run(200, worse)) == {"serial"}
+
+
+def test_a_choice_that_stays_good_is_kept_and_watched(monkeypatch):
+    """Catches trials that come back again and again, and watching that ends after the first look."""
+    rank = Rank(monkeypatch)
+    cost = {"turns": 5.0, "streams": 8.0, "serial": 10.0}
+    rank.run(UNTIL_CHOSEN - 1, cost)
+    assert set(rank.run(3 * WATCH_EVERY, cost)) == {"turns"}
+    assert [number for number, _ in rank.shared] == ["1", "2", "3", "4"]
+    assert rank.shared[-1][1] == {"turns": 5.0}
+    assert rank.trial.num_pairs == UNTIL_CHOSEN - 1 + 3 * WATCH_EVERY
+
+
+def test_a_pair_that_fails_counts_and_has_no_time(monkeypatch):
+    """Catches a rank that is one pair behind the others after an exception that all of them had."""
+    rank = Rank(monkeypatch)
+    with pytest.raises(KeyError, match="planted"), rank.trial.pair():
+        raise KeyError("planted")
+    assert rank.run(2, {"turns": 5.0, "streams": 8.0, "serial": 10.0}) == ["streams", "serial"]
+
+
+def test_a_strategy_without_times_is_not_chosen(monkeypatch):
+    """Catches a division by what is not there where every pair of a strategy failed."""
+    rank = Rank(monkeypatch)
+    for _ in range(ROUNDS):
+        with pytest.raises(KeyError, match="planted"), rank.trial.pair():
+            raise KeyError("planted")
+        rank.run(2, {"streams": 8.0, "serial": 10.0})
+    rank.run(SETTLE + READ + 1, {"turns": 1.0, "streams": 8.0, "serial": 10.0})
+    assert rank.trial.choice == "streams"
+    assert slowest({0: {"turns": 1.0, "serial": 2.0}, 1: {"serial": 3.0}}) == {"serial": 3.0}
+
+
+def test_a_sample_is_the_time_on_the_host():
+    """Catches a time that leaves out what the pair did, where no device is in sight."""
+    sample = Sample(Events())
+    time.sleep(0.02)
+    sample.end()
+    time.sleep(0.05)
+    assert 20 <= sample.ms(1.0) < 60
+    assert sample.ms(1.0) == sample.ms(1.0)
