@@ -14,9 +14,22 @@ if TYPE_CHECKING:
     from torchweave.engine.crossing import communication
     from torchweave.engine.pair import choices, weave
     from torchweave.errors import TorchweaveError
+    from torchweave.record.marks import region, step
     from torchweave.timing import timed
+    from torchweave.watching import watch
 
-__all__ = ["TorchweaveError", "__version__", "choices", "communication", "pipeline", "timed", "weave"]
+__all__ = [
+    "TorchweaveError",
+    "__version__",
+    "choices",
+    "communication",
+    "pipeline",
+    "region",
+    "step",
+    "timed",
+    "watch",
+    "weave",
+]
 
 try:
     __version__ = version("torchweave")
@@ -28,7 +41,10 @@ _HOME = {
     "choices": "torchweave.engine.pair",
     "communication": "torchweave.engine.crossing",
     "pipeline": "torchweave.pipeline",
+    "region": "torchweave.record.marks",
+    "step": "torchweave.record.marks",
     "timed": "torchweave.timing",
+    "watch": "torchweave.watching",
     "weave": "torchweave.engine.pair",
 }
 

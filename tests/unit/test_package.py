@@ -36,6 +36,7 @@ def test_the_probe_itself_sees_an_import():
         "import torchweave",
         "import torchweave; torchweave.__version__, torchweave.TorchweaveError, dir(torchweave)",
         "import torchweave; torchweave.timed",
+        "import torchweave; torchweave.watch; torchweave.step(); torchweave.region('x').__enter__()",
     ],
 )
 def test_importing_the_package_imports_neither_torch_nor_numpy(code):
@@ -49,7 +50,10 @@ def test_public_names_are_frozen():
         "choices",
         "communication",
         "pipeline",
+        "region",
+        "step",
         "timed",
+        "watch",
         "weave",
     ]
     assert dir(torchweave) == torchweave.__all__

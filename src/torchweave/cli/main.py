@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchweave import __version__
+from torchweave.cli.program import Words, cut
 from torchweave.errors import TorchweaveError, UnreadableInputError, UsageError
 
 # One module a subcommand; its docstring is its help. Each has `configure(parser)` and `run(args) -> exit code`.
-COMMANDS = ("demo", "bench", "plan", "why", "check", "explain", "causes", "compare")
+COMMANDS = ("demo", "bench", "plan", "why", "check", "explain", "causes", "compare", "doctor")
 
 EXIT_USAGE = 2
 EXIT_UNREADABLE = 3
@@ -64,7 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: the subcommand's own, 2 for a usage error, 3 for unreadable input, 4 for another error
         of ours.
     """
-    args, unknown = build_parser().parse_known_args(argv)
+    parser, words = build_parser(), list(sys.argv[1:] if argv is None else argv)
+    program = Words(())
+    if words[:1] == ["why"]:
+        # what stands behind a script's name is the script's, whatever it looks like
+        program = cut(parser_of(parser, "why"), words[1:])
+        words = ["why", *program.own]
+    args, unknown = parser.parse_known_args(words)
+    args.program = program
     if unknown:
         _refuse_options(args.parser, unknown)
     if sys.stdout is None:
@@ -92,6 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"torchweave: standard output cannot be written: {error.strerror or error}.", file=sys.stderr)
         return EXIT_FAILED
     return code
+
+
+def parser_of(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
+    """Return the parser of one subcommand."""
+    choices = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    found: argparse.ArgumentParser = choices[command]
+    return found
 
 
 def _refuse_options(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:

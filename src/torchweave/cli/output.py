@@ -13,6 +13,7 @@ from torchweave.reporting.record import to_json
 from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
 from torchweave.reporting.table import table
 from torchweave.reporting.text import Line, plain, report, wrapped
+from torchweave.trace.recording import as_trace
 
 _NARROWEST, _WIDEST = 40, 160
 
@@ -62,7 +63,8 @@ def write(found: Found, source: Path, *, html: Path | None, perfetto: Path | Non
     if perfetto is not None:
         from torchweave.reporting.perfetto import write_perfetto
 
-        write_perfetto(found.diagnoses[0], source, perfetto)
+        with as_trace(source) as trace:
+            write_perfetto(found.diagnoses[0], trace, perfetto)
     for path in (html, perfetto):
         if path is not None:
             print(f"torchweave: wrote {path}", file=sys.stderr)

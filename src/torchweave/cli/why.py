@@ -1,8 +1,9 @@
-"""Say why work on CUDA streams did not overlap, from traces.
+"""Say why work on CUDA streams did not overlap, from a run or from traces.
 
-Give one trace (Kineto Chrome JSON, plain or gzip, or an Nsight Systems .sqlite export), several, or a folder of
-ranks. Exit code: 0 where the work overlapped or nothing could, 1 where overlap was lost, 2 for a wrong option,
-3 for a file that cannot be read.
+Give a script (SCRIPT.py ARGS, or -m MODULE ARGS), and it is run here and watched; everything behind its name is its
+own. Or give one trace (Kineto Chrome JSON, plain or gzip, an Nsight Systems .sqlite export, or a recording that --save
+kept), several, or a folder of ranks. Exit code: 0 where the work overlapped or nothing could, 1 where overlap was
+lost, 2 for a wrong option, 3 for a file that cannot be read; a script that fails leaves with its own code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ EXIT_LOST, EXIT_UNREADABLE = 1, 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave why`."""
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace, several, or a folder of ranks")
+    parser.add_argument(
+        "traces", nargs="*", metavar="TRACE | SCRIPT.py [ARGS]", help="a trace, several, a folder of ranks, or a script"
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module as a script; its options follow")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write one HTML page, which needs no network")
     parser.add_argument(
@@ -37,6 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="with --pipeline: also draw it")
     parser.add_argument("--range", dest="range_name", metavar="NAME", help="only work of this user annotation")
+    parser.add_argument("--skip", type=int, metavar="N", help="script: steps to leave out (default: until they settle)")
+    parser.add_argument("--steps", type=int, metavar="N", help="script: steps to watch (default: 2)")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="script: keep the recording (a folder, where there are several ranks)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,6 +56,15 @@ def run(args: argparse.Namespace) -> int:
     if args.svg is not None and not args.pipeline:
         raise UsageError("`--svg` draws a pipeline step", given="it alone", remedy="add `--pipeline`")
     window = parse_window(args.window)
+    if args.program.name:
+        from torchweave.cli.live import run_program
+
+        if args.pipeline:
+            raise UsageError("`--pipeline` takes traces", given=args.program.name, remedy="give a folder of ranks")
+
+        _check_steps(args)
+        return run_program(args, args.program)
+    _refuse_steps(args)
     files = find_traces(args.traces)
     if args.pipeline:
         _refuse_beside_pipeline(args)
@@ -73,6 +91,33 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_UNREADABLE
     lost = any(diagnosis.verdict not in ("overlapped", "nothing_to_overlap") for diagnosis in found.diagnoses)
     return EXIT_LOST if lost else 0
+
+
+def _check_steps(args: argparse.Namespace) -> None:
+    if args.traces:
+        given = " ".join(args.traces)
+        raise UsageError("A script and traces are two questions", given=given, remedy="ask one after the other")
+    for name, least in (("skip", 0), ("steps", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UsageError(f"`--{name}` is a whole number from {least}", given=str(value))
+
+
+def _refuse_steps(args: argparse.Namespace) -> None:
+    """Refuse what only a script can have where there is none."""
+    given = [f"--{name}" for name in ("skip", "steps", "save") if getattr(args, name) is not None]
+    if args.module is not None or not args.traces:
+        raise UsageError(
+            "`torchweave why` needs a trace or a script",
+            given="`-m` without a module" if args.module is not None else "neither",
+            remedy="give a trace, SCRIPT.py, or -m MODULE",
+        )
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} goes with a script that is run",
+            given=" ".join(args.traces),
+            remedy="give SCRIPT.py or -m MODULE; a part of a trace is chosen by `--window` or `--range`",
+        )
 
 
 def _refuse_beside_pipeline(args: argparse.Namespace) -> None:
@@ -115,7 +160,7 @@ def find_traces(paths: list[str]) -> list[Path]:
     Raises:
         UnreadableInputError: A folder holds none.
     """
-    endings = (".json", ".json.gz", ".sqlite")
+    endings = (".json", ".json.gz", ".sqlite", ".twr")
     files: list[Path] = []
     for path in map(Path, paths):
         if not is_folder(path):

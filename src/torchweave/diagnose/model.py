@@ -73,6 +73,7 @@ class CauseFound:
         places: All places, the dearest first.
         lost_intervals: The moments behind `lost_ms` (their sum is scaled to it), shape (n, 2), ns.
         idle_intervals: The moments behind `idle_ms`, shape (n, 2), ns.
+        costs_time: False for what costs results or measurements instead; such causes stand first.
     """
 
     cause: str
@@ -86,6 +87,7 @@ class CauseFound:
     places: tuple[Place, ...] = ()
     lost_intervals: Intervals = field(default_factory=lambda: EMPTY)
     idle_intervals: Intervals = field(default_factory=lambda: EMPTY)
+    costs_time: bool = True
 
     @property
     def cost_ms(self) -> float:
@@ -193,6 +195,30 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """What watching cost a step, measured in the same run.
+
+    Attributes:
+        num_steps: Steps that were watched.
+        watched_ms: One of them.
+        plain_ms: A step without watching.
+        least_ms: The shortest group of those, a step.
+        most_ms: The longest.
+    """
+
+    num_steps: int
+    watched_ms: float
+    plain_ms: float
+    least_ms: float
+    most_ms: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long a watched step is."""
+        return self.watched_ms / self.plain_ms if self.plain_ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything that is known about one trace and the overlap in it.
 
@@ -213,6 +239,7 @@ class Diagnosis:
         origin_ns: Begin of the window on the recorder's own clock; zero of all columns here.
         device_name: The device's name, empty where the trace does not say.
         remarks: What was seen beside the causes, as sentences.
+        watched: What watching cost, where a watched run measured it.
     """
 
     file: str
@@ -231,3 +258,4 @@ class Diagnosis:
     origin_ns: int = 0
     device_name: str = ""
     remarks: tuple[str, ...] = ()
+    watched: Watched | None = None

@@ -30,7 +30,7 @@ def _launches(window: Window, _: Sides) -> str:
 
 
 def _stacks(window: Window, _: Sides) -> str:
-    if len(window.timeline.frames) or window.timeline.format != "kineto":
+    if len(window.timeline.frames) or window.timeline.log is not None or window.timeline.format != "kineto":
         return ""
     return "Which line of the program: no Python stacks were recorded. Record with `profile(with_stack=True)`."
 
@@ -73,6 +73,8 @@ def _aliases(window: Window, sides: Sides) -> str:
 
 
 def _environment(window: Window, _: Sides) -> str:
+    if window.timeline.log is not None:
+        return ""
     if window.timeline.metadata.get("max_connections") or window.timeline.format != "kineto":
         return ""
     return "Environment variables (CUDA_DEVICE_MAX_CONNECTIONS, CUDA_LAUNCH_BLOCKING) are not in the trace."

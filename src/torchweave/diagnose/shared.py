@@ -9,6 +9,7 @@ import numpy as np
 from torchweave.diagnose.calls import WAIT_EVENT, names_matching
 from torchweave.diagnose.causes import CODE
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE
+from torchweave.diagnose.objects import aliases
 from torchweave.diagnose.sides import Sides
 from torchweave.diagnose.window import Window
 
@@ -44,6 +45,9 @@ def cause_of_sharing(window: Window, sides: Sides) -> int:
         _first_node_waits(window) or _first_gradient_elsewhere(window)
     ):
         return CODE["backward_on_forward_stream"]
+    main = window.lanes[_main_lane(window, sides, FIRST_SIDE)[0]]
+    if len(aliases(window.timeline, main[1])) > 1:
+        return CODE["stream_alias"]
     return CODE["same_stream"]
 
 

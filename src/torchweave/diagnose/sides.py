@@ -10,6 +10,7 @@ import numpy as np
 
 from torchweave.diagnose.microbatch import forward_work, independent_backward
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, SidesFound
+from torchweave.diagnose.objects import aliases, objects_of
 from torchweave.diagnose.window import Window, in_range, launch_begin, launch_thread
 from torchweave.errors import UsageError
 from torchweave.intervals import length
@@ -72,7 +73,7 @@ def choose_sides(window: Window, between: Sequence[str] | None = None) -> Sides:
         asked = _asked(window, between, communication)
         # streams of two devices may be asked for on purpose
         return _on_one_device(window, asked) or asked
-    for rule in (_by_collectives, _by_autograd, _by_streams):
+    for rule in (_by_collectives, _by_autograd, _by_streams, _by_objects):
         sides = rule(window, communication)
         sides = _on_one_device(window, sides) if sides is not None else None
         if sides is not None:
@@ -186,6 +187,21 @@ def _by_streams(window: Window, communication: Flags) -> Sides | None:
     names = tuple(f"stream:{window.lanes[row][1]}" for row in (first, second))
     why = "No collective and no independent backward ran, so the two busiest streams should have run together."
     return Sides(SidesFound(names, why), side, communication)
+
+
+def _by_objects(window: Window, communication: Flags) -> Sides | None:
+    """Two stream objects that the program used, and that are one CUDA stream: only a watched run knows them."""
+    objects = objects_of(window)
+    lane = int(np.argmax([length(window.busy(window.lane == row)) for row in range(len(window.lanes))]))
+    stream = window.lanes[lane][1]
+    masks = [(objects == row) & (window.lane == lane) for row in aliases(window.timeline, stream)]
+    masks = sorted((mask for mask in masks if _enough(window, mask)), key=lambda mask: -length(window.busy(mask)))
+    if len(masks) < 2:
+        return None
+    side = np.zeros(len(window.work), dtype=np.int64)
+    side[masks[0]], side[masks[1]] = FIRST_SIDE, SECOND_SIDE
+    why = "Two stream objects were used, so the work of the one should have run beside that of the other."
+    return Sides(SidesFound((f"stream:{stream}", f"stream:{stream} by another name"), why), side, communication)
 
 
 def _own_copy_streams(window: Window) -> Flags:

@@ -11,8 +11,19 @@ from torchweave.diagnose.causes import NAMES, cause
 from torchweave.diagnose.charges import Charges
 from torchweave.diagnose.facts import facts
 from torchweave.diagnose.hints import hints
-from torchweave.diagnose.model import CauseFound, Diagnosis, Lane, Numbers, SidesFound, Verdict, Where
+from torchweave.diagnose.live import look_live
+from torchweave.diagnose.model import (
+    CauseFound,
+    Diagnosis,
+    Lane,
+    Numbers,
+    Place,
+    SidesFound,
+    Verdict,
+    Where,
+)
 from torchweave.diagnose.notes import not_known
+from torchweave.diagnose.objects import alias_place
 from torchweave.diagnose.overlap import OVERLAPPED_SHARE, communication_numbers, numbers, stream_numbers, verdict
 from torchweave.diagnose.peers import estimate_late
 from torchweave.diagnose.pending import Pending, read_pending
@@ -26,6 +37,11 @@ from torchweave.trace.timeline import Flags, Ints, Timeline
 
 # less than this is nothing in a report
 _LEAST_MS = 0.0005
+# what stands before all that costs time: the verdict's word, and its sentence
+_FIRST: dict[str, tuple[Verdict, str]] = {
+    "missing_wait": ("race", "A race: memory crosses streams with nothing that orders its uses."),
+    "timed_without_sync": ("mistimed", "Mistimed: a host clock was read while the device still worked."),
+}
 
 
 def diagnose(
@@ -70,23 +86,26 @@ def diagnose(
             # one side had nothing left to come whenever the other ran
             word = "nothing_to_overlap"
     device = timeline.devices.get(window.lanes[0][0])
+    live = look_live(window)
+    first = [_FIRST[item.cause] for item in live.causes]
     return Diagnosis(
         file=timeline.file,
         rank=timeline.rank,
-        verdict=word,
-        sentence=_sentence(word, sides.found, found),
+        verdict=first[0][0] if first else word,
+        sentence=" ".join([*(text for _, text in first), _sentence(word, sides.found, found)]),
         sides=sides.found,
         numbers=found,
         communication=communication_numbers(window, sides),
         streams=streams,
-        causes=causes,
+        causes=(*live.causes, *causes),
         lanes=_lanes(window, sides),
         names=timeline.names,
         not_known=not_known(window, sides),
-        warnings=timeline.warnings,
+        warnings=(*timeline.warnings, *live.warnings),
         origin_ns=timeline.origin_ns + window.begin,
         device_name=device.name if device else "",
-        remarks=(*hints(window, sides), *remarks(window, sides)),
+        remarks=(*hints(window, sides), *remarks(window, sides), *live.remarks),
+        watched=live.watched,
     )
 
 
@@ -129,6 +148,9 @@ def _causes(window: Window, sides: Sides, all_charges: Charges) -> tuple[CauseFo
 def _cause(window: Window, sides: Sides, pending: Pending, found: Charges, lost: float, idle: float) -> CauseFound:
     about = cause(NAMES[int(found.cause[0])])
     where = places(window, pending, found)
+    if about.name == "stream_alias":
+        lane = window.lanes[int(window.lane[found.pending[0]])]
+        where = (Place(alias_place(window.timeline, lane[1]), float((found.end - found.begin).sum()) / 1e6, 1),)
     times = np.column_stack((found.begin, found.end)) - window.begin
     # nothing is shown about what no rule explains
     likely = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torchweave.diagnose.model import CauseFound, Diagnosis
+from torchweave.diagnose.model import CauseFound, Diagnosis, Watched
 
 SCHEMA = 1
 # microseconds are enough for a reader, and keep the text short
@@ -39,6 +39,8 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
             for stream in diagnosis.streams
         ],
         "causes": [_cause(cause) for cause in diagnosis.causes],
+        # only a watched run has it
+        **({} if diagnosis.watched is None else {"watched": _watched(diagnosis.watched)}),
         "remarks": [_text(remark) for remark in diagnosis.remarks],
         "not_known": list(diagnosis.not_known),
         "warnings": [_text(warning) for warning in diagnosis.warnings],
@@ -57,6 +59,15 @@ def to_json(diagnoses: Sequence[Diagnosis], *, as_list: bool, differences: Seque
     if differences:
         records = [{**each, "between_ranks": list(differences)} for each in records]
     return json.dumps(records if as_list else records[0], indent=1, allow_nan=False) + "\n"
+
+
+def _watched(watched: Watched) -> dict[str, Any]:
+    return {
+        "steps": watched.num_steps,
+        "step_ms": _ms(watched.watched_ms),
+        "plain_step_ms": _ms(watched.plain_ms),
+        "factor": _ms(watched.factor),
+    }
 
 
 def _cause(cause: CauseFound) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         notes += ["likely"] if cause.certainty == "likely" and cause.cause != "unknown" else []
         head += f" ({', '.join(notes)})" if notes else ""
         small = row > 0 and (cause.cost_ms < _WORTH_A_PARAGRAPH * total or cause.cause == "unknown")
+        small = small and cause.costs_time
         yield Line(head, "" if small else "bold")
         if small:
             continue
@@ -135,6 +136,8 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             yield Line("   Mend:")
             yield from (Line(f"     {text}", "green") for text in cause.mend.splitlines())
     mendable = [cause for cause in diagnosis.causes if cause.recoverable]
+    if not any(cause.costs_time for cause in diagnosis.causes):
+        return
     lost, idle = sum(cause.lost_ms for cause in mendable), sum(cause.idle_ms for cause in mendable)
     yield from wrapped(f"Mending can bring back at most {lost:.3f} ms of overlap, {idle:.3f} ms idle.", width, "")
 
@@ -156,6 +159,8 @@ def _places(cause: CauseFound, width: int) -> Iterator[Line]:
 
 
 def _cost(cause: CauseFound) -> str:
+    if not cause.costs_time:
+        return "costs no time, and makes a result or a measurement wrong"
     parts = [f"{cause.lost_ms:.3f} ms of overlap lost"] if cause.lost_ms >= _LEAST_MS else []
     parts += [f"{cause.idle_ms:.3f} ms idle"] if cause.idle_ms >= _LEAST_MS else []
     return ", ".join(parts) or "less than 0.001 ms"

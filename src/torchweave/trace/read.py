@@ -9,6 +9,7 @@ from torchweave.errors import UnreadableInputError
 from torchweave.trace.given import as_file
 from torchweave.trace.kineto import read_kineto
 from torchweave.trace.pieces import open_trace
+from torchweave.trace.recording import MAGIC, is_recording, read_recording
 from torchweave.trace.timeline import Timeline
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -30,7 +31,8 @@ def read(path: str | Path, *, host_only: bool = False) -> Timeline:
     """Read one trace file.
 
     Args:
-        path: Kineto Chrome JSON, plain or gzip, or an Nsight Systems `.sqlite` export; a pipe is read once.
+        path: Kineto Chrome JSON, plain or gzip, an Nsight Systems `.sqlite` export, or the recording of a watched
+            run; a pipe is read once.
         host_only: Whether a trace without device work will do.
 
     Returns:
@@ -68,6 +70,8 @@ def _read(path: Path) -> Timeline:
         from torchweave.trace.nsys import read_nsys
 
         return read_nsys(path)
+    if head.startswith(MAGIC) and is_recording(path):
+        return read_recording(path)
     for magic, what in _OTHERS:
         if head.startswith(magic):
             raise UnreadableInputError(

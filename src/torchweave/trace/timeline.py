@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torchweave.trace.log import Log
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -218,6 +220,8 @@ class Timeline:
         devices: The devices by ordinal.
         metadata: Other values of the file's head, as text.
         warnings: What was wrong with the file and how it was read in spite of it.
+        log: What a watched run wrote down beside the trace, None for a trace alone.
+        streams: For each CUDA stream of the log, the recorder's number of it, where work shows it.
     """
 
     file: str
@@ -237,3 +241,5 @@ class Timeline:
     devices: Mapping[int, Device]
     metadata: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    log: Log | None = None
+    streams: Mapping[int, int] = field(default_factory=dict)

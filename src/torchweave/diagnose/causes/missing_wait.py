@@ -26,6 +26,12 @@ with torch.cuda.stream(side):
 """
 
 
-def evidence(_: Facts) -> str:
+def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return "A wait that the data flow needs is not there."
+    text = f"{facts.get('earlier')}; {facts.get('later')}, the same memory, and nothing orders the two."
+    if facts.get("own_wait", ""):
+        text += f" The wait at {facts.get('own_wait')} is a stream's wait for itself: it orders nothing."
+    if facts.get("freed", False):
+        text += " The memory was freed and given out again in between: `record_stream`, or a later wait, keeps it."
+    pairs = facts.get("pairs", 1)
+    return text + (f" {pairs} pairs of lines are like that." if pairs != 1 else "")

@@ -26,6 +26,11 @@ print(t)
 """
 
 
-def evidence(_: Facts) -> str:
+def evidence(facts: Facts) -> str:
     """Say why, in numbers of this trace."""
-    return "The host read its clock while the device was still working."
+    readings = facts.get("readings", 1)
+    text = (
+        f"A host clock was read at {facts.get('first')} and again at {facts.get('second')}, {facts.get('measured')} "
+        f"later; the work launched between the two ran on for {facts.get('ran_on')} after that."
+    )
+    return text + (f" {readings} readings are like that; this is the worst." if readings != 1 else "")

@@ -1,0 +1,1 @@
+"""IDEA: what decides about overlap on this machine: facts first, then the judgement."""
