@@ -33,7 +33,8 @@ class Report:
         self.diagnosis = diagnosis
 
     def __str__(self) -> str:
-        from torchweave.reporting.text import plain, report
+        from torchweave.reporting.lines import plain
+        from torchweave.reporting.text import report
 
         return plain(report(self.diagnosis, _WIDTH))
 

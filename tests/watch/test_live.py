@@ -13,7 +13,8 @@ from torchweave.diagnose.live import cost_of_watching, early_readings
 from torchweave.diagnose.ranks import Found
 from torchweave.diagnose.verdicts import diagnose
 from torchweave.reporting.html import render_html
-from torchweave.reporting.text import plain, report
+from torchweave.reporting.lines import plain
+from torchweave.reporting.text import report
 from torchweave.trace.log import Collections, Log, Steps, Streams
 
 

@@ -14,8 +14,9 @@ import test_nsys
 from torchweave.diagnose.model import Diagnosis
 from torchweave.diagnose.verdicts import diagnose
 from torchweave.errors import TorchweaveError
+from torchweave.reporting.lines import plain
 from torchweave.reporting.record import to_json
-from torchweave.reporting.text import plain, report
+from torchweave.reporting.text import report
 from torchweave.trace.read import read
 
 LONGEST_S = 5.0

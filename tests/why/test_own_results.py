@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from torchweave.diagnose.verdicts import diagnose
-from torchweave.reporting.text import plain, report
+from torchweave.reporting.lines import plain
+from torchweave.reporting.text import report
 from torchweave.trace.read import read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -122,7 +122,7 @@ def _print(result: _Result, args: argparse.Namespace) -> None:
         sys.stdout.write(looks.to_github(result.findings))
     elif result.num_files:
         from torchweave.cli.output import print_lines, width
-        from torchweave.reporting.text import Line
+        from torchweave.reporting.lines import Line
 
         number = len(result.findings)
         files = "1 file" if result.num_files == 1 else f"{result.num_files} files"

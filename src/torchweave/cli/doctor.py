@@ -13,9 +13,8 @@ import shutil
 import sys
 from dataclasses import asdict
 
-from torchweave.cli.output import print_lines
 from torchweave.doctor.judge import Check, judge
-from torchweave.reporting.text import Line, wrapped
+from torchweave.reporting.lines import Line, wrapped
 
 EXIT_BAD = 1
 SCHEMA = 1
@@ -31,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave doctor`."""
+    from torchweave.cli.output import print_lines
     from torchweave.doctor.look import look
 
     if not args.json:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from torchweave.cli.terminal import can_print
 from torchweave.diagnose.ranks import Found
+from torchweave.reporting.lines import Line, plain, wrapped
 from torchweave.reporting.record import to_json
 from torchweave.reporting.strip import ASCII_LEVELS, LEVELS
 from torchweave.reporting.table import table
-from torchweave.reporting.text import Line, plain, report, wrapped
+from torchweave.reporting.text import report
 from torchweave.trace.recording import as_trace
 
 _NARROWEST, _WIDEST = 40, 160

@@ -8,8 +8,8 @@ from typing import Any
 
 from torchweave.diagnose.model import Diagnosis
 from torchweave.diagnose.overlap import OVERLAPPED_SHARE
+from torchweave.reporting.lines import Line
 from torchweave.reporting.table import aligned
-from torchweave.reporting.text import Line
 
 _NUMBERS = ("span_ms", "busy_ms", "idle_ms", "overlapped_ms", "possible_ms", "lost_ms")
 # a number that changed by less stayed the same: clocks and weather

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 
-from torchweave.reporting.text import Line, wrapped
+from torchweave.reporting.lines import Line, wrapped
 from torchweave.source import Finding
 
 SCHEMA = 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchweave.diagnose.model import Diagnosis
-from torchweave.reporting.text import Line
+from torchweave.reporting.lines import Line
 
 
 def table(diagnoses: Sequence[Diagnosis]) -> list[Line]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, CauseFound, Diagnosis, Where
 from torchweave.intervals import length
+from torchweave.reporting.lines import Line, wrapped
 from torchweave.reporting.strip import LEVELS, MARKS, strip
 
 # a cause below this share of the whole is named in one line, without its mend
@@ -18,19 +17,6 @@ _MOST_PLACES, _WORTH_A_PLACE = 3, 0.1
 _LEAST_MS, _CLEARLY_MORE = 0.0005, 1.2
 _LABEL = 26
 _SIDE_STYLES = {FIRST_SIDE: "blue", SECOND_SIDE: "dark_orange", 0: "bright_black"}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a report.
-
-    Attributes:
-        text: Its characters.
-        style: How a terminal shows it, in rich's words; empty for plain.
-    """
-
-    text: str
-    style: str = ""
 
 
 def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> list[Line]:
@@ -54,11 +40,6 @@ def report(diagnosis: Diagnosis, width: int = 100, *, levels: str = LEVELS) -> l
             for text in texts:
                 lines += wrapped(text, width, "  ")
     return lines
-
-
-def plain(lines: list[Line]) -> str:
-    """Return a report as text without styles."""
-    return "\n".join(line.text.rstrip() for line in lines) + "\n"
 
 
 def _rank(diagnosis: Diagnosis) -> str:
@@ -179,9 +160,3 @@ def where(place: Where) -> str:
         of = f"in {place.caller}, " if place.caller and place.caller != place.function else ""
         parts.append(f"{of}{place.file}:{place.line}")
     return ", ".join(parts) or "the trace does not say"
-
-
-def wrapped(text: str, width: int, indent: str, style: str = "") -> list[Line]:
-    """Return text as lines of at most a width, all with one indent."""
-    rows = textwrap.wrap(text, max(40, width), initial_indent=indent, subsequent_indent=indent, break_long_words=False)
-    return [Line(row, style) for row in rows]
