@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from torchweave.engine import later as later_module
 from torchweave.engine.later import Later, find_products
 
 WIDTH = 8
@@ -317,6 +318,30 @@ def test_a_backward_from_several_places_reaches_all_of_them(later):
         torch.autograd.backward(ends, [None, torch.full((3,), 2.0), torch.ones(4, WIDTH)])
         found.append([("alone", alone.grad), *((name, p.grad) for name, p in model.named_parameters())])
     check_equal(*found)
+
+
+@pytest.mark.parametrize("kind", ["without_bias", "product", "batched_product"])
+def test_a_first_gradient_is_not_copied(kind, later, monkeypatch):
+    """Catches memory and time for a copy of every weight's gradient, which a plain backward does not make."""
+    model, x = make(kind)
+    model.at_wait = later.catch_up
+    made = []
+    compute = later_module._compute
+
+    def watched(piece):
+        kind = piece.product.kind
+        piece = piece._replace(
+            product=piece.product._replace(
+                kind=kind._replace(gradient=lambda *args: made.append(kind.gradient(*args)) or made[-1])
+            )
+        )
+        compute(piece)
+        made[-1] = made[-1].untyped_storage().data_ptr()
+
+    monkeypatch.setattr(later_module, "_compute", watched)
+    model(x.requires_grad_()).square().sum().backward()
+    grads = [parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()]
+    assert sorted(made) == sorted(grads)
 
 
 def test_a_failing_backward_leaves_nothing_behind(later):

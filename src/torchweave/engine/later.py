@@ -154,7 +154,14 @@ def _compute(piece: _Piece) -> None:
     with on_its_stream:
         with torch.no_grad():
             found = piece.product.kind.gradient(piece.product.node, piece.factor, piece.gradient)
-        torch.autograd.backward((piece.product.edge,), (found,))
+        leaf = leaf_of(piece.product.edge.node)
+        if leaf is None:
+            torch.autograd.backward((piece.product.edge,), (found,))
+            return
+        # by way of a view: a first gradient that somebody else holds is copied, one that a view gave is taken over
+        with torch.enable_grad():
+            view = leaf.view_as(leaf)
+        torch.autograd.backward((view,), (found,))
 
 
 def _may_split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
