@@ -40,7 +40,8 @@ _LOOKS = frozenset(
 )
 # the first forbids a backward for some leaves alone; behind the second stands a hook that may read a weight's gradient
 _KEEP_WHOLE = (CheckpointFunction, BackwardHookFunction)
-_HAS_HOOKS_OF_SAVED = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+# whether this torch says which saved tensors have hooks, as those under activation checkpointing do
+TELLS_SAVED_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 class _Kind(NamedTuple):
@@ -168,7 +169,7 @@ def _may_split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this is a plain `backward()`: no graph is kept or made, and everything is asked for."""
     if len(args) != 5 or args[2] or args[3] or args[4] or not kwargs.get("accumulate_grad"):
         return False
-    return _HAS_HOOKS_OF_SAVED and not torch.is_anomaly_enabled()
+    return TELLS_SAVED_HOOKS and not torch.is_anomaly_enabled()
 
 
 def _node_of(root: Any) -> Node | None:

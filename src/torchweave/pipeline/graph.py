@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
+from torchweave.engine.later import TELLS_SAVED_HOOKS, leaf_of
+
 
 class Graph:
     """The backward graph below some edges.
@@ -39,6 +41,8 @@ class Graph:
 
     def checkpoint(self) -> str:
         """Return why activation checkpointing keeps the parts together, or ""."""
+        if not TELLS_SAVED_HOOKS:
+            return "this torch does not say where activation checkpointing is"
         for node in self.order:
             if issubclass(getattr(type(node), "_forward_cls", type(None)), CheckpointFunction) or _recomputes(node):
                 return "activation checkpointing would run its forward once for each part"
@@ -82,12 +86,6 @@ def reached(starts: Iterable[Node]) -> set[Node]:
 def children_of(node: Node) -> list[GradientEdge]:
     """Return where a node's gradients go."""
     return [GradientEdge(child, number) for child, number in node.next_functions if child is not None]
-
-
-def leaf_of(node: Node) -> Tensor | None:
-    """Return the leaf whose gradient a node accumulates, or None."""
-    leaf = getattr(node, "variable", None)
-    return leaf if isinstance(leaf, Tensor) else None
 
 
 def _recomputes(node: Node) -> bool:
