@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchweave.engine import later as later_module
 from torchweave.engine.later import Later, find_products
+from torchweave.errors import NotWeavableError
 
 WIDTH = 8
 
@@ -342,6 +343,63 @@ def test_a_first_gradient_is_not_copied(kind, later, monkeypatch):
     model(x.requires_grad_()).square().sum().backward()
     grads = [parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()]
     assert sorted(made) == sorted(grads)
+
+
+class Changed(torch.autograd.Function):
+    """Changes in place the gradient that came in, as code does that ignores autograd's rules, or a collective."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.change(grad)
+        return grad, None
+
+
+def with_change(model, x, change):
+    """Return a loss whose gradient reaches a product, and after it something that changes it."""
+    passed = Changed.apply(x, change)
+    return (passed + model.layers[0](x)).sin().sum()
+
+
+def test_a_gradient_that_somebody_else_changes_is_told(later):
+    """Catches a weight gradient of other numbers than a plain backward's."""
+    model, x = make("without_bias")
+    with pytest.raises(NotWeavableError, match="change a gradient in place"):
+        with_change(model, x.requires_grad_(), lambda grad: grad.mul_(2)).backward()
+
+
+def test_what_a_collective_would_write_over_is_computed_before(later):
+    """Catches an all-reduce in place, which no version counter tells."""
+    found = []
+    for puts_off in (False, True):
+        model, x = make("without_bias")
+        later._inside = not puts_off
+
+        def reduce(grad):
+            later.spare([[grad], object()])
+            grad.data.mul_(2)  # not counted, as c10d's are not
+
+        with_change(model, x.requires_grad_(), reduce).backward()
+        found.append([("weight", model.layers[0].weight.grad), ("x", x.grad)])
+    check_equal(*found)
+
+
+def test_other_memory_is_no_reason_to_hurry(later):
+    """Catches every collective ending the wait of what has nothing to do with it."""
+    model, x = make("without_bias")
+    seen = []
+
+    def at_wait():
+        later.spare((torch.ones(3), [[torch.ones(2)]]))
+        seen.append(len(later._pieces))
+
+    model.at_wait = at_wait
+    model(x.requires_grad_()).square().sum().backward()
+    assert seen == [1, 2, 3]
 
 
 def test_a_failing_backward_leaves_nothing_behind(later):

@@ -277,6 +277,8 @@ def _start(
     kwargs: dict[str, Any],
 ) -> Any:
     """Issue an operation of `ProcessGroup` for a strand, asynchronously, and keep its Work."""
+    if strand.later is not None:
+        strand.later.spare(args)
     if not channels.takes_turns(channel):
         work = strand.pass_through(functools.partial(original, *args, **kwargs))
         strand.keep_work(work, quiet=True)

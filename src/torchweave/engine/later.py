@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
+
+from torchweave.errors import NotWeavableError
 
 RunBackward: TypeAlias = Callable[..., Any]
 
@@ -93,6 +95,12 @@ class _Piece(NamedTuple):
     factor: Tensor
     gradient: Tensor
     stream: torch.cuda.Stream | None
+    versions: tuple[int, int]
+
+    @property
+    def storages(self) -> set[int]:
+        """Which memory it reads."""
+        return {tensor.untyped_storage()._cdata for tensor in (self.factor, self.gradient)}
 
 
 class Later:
@@ -141,16 +149,41 @@ class Later:
         finally:
             self._inside = inside
 
+    def spare(self, arguments: Any) -> None:
+        """Compute at once what would read memory that a collective is about to write.
+
+        Args:
+            arguments: The collective's, tensors in lists of lists among them.
+        """
+        if self._pieces:
+            used = {tensor.untyped_storage()._cdata for tensor in _tensors_of(arguments)}
+            if any(used & piece.storages for piece in self._pieces):
+                self.catch_up()
+
     def _put_off(self, product: _Product, gradients: tuple[Tensor | None, ...]) -> None:
         gradient = gradients[0]
         if gradient is None:
             return
         factor: Tensor = getattr(product.node, product.kind.saved)
         stream = torch.cuda.current_stream() if gradient.is_cuda else None
-        self._pieces.append(_Piece(product, factor, gradient, stream))
+        self._pieces.append(_Piece(product, factor, gradient, stream, (factor._version, gradient._version)))
+
+
+def _tensors_of(arguments: Any) -> Iterator[Tensor]:
+    for one in arguments:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors_of(one)
 
 
 def _compute(piece: _Piece) -> None:
+    if piece.versions != (piece.factor._version, piece.gradient._version):
+        raise NotWeavableError(
+            "A woven backward must not change a gradient in place which a matrix product still needs",
+            given=f"one of shape {tuple(piece.gradient.shape)} was changed by a later operation of the backward",
+            remedy="return a new tensor from that operation's backward, as autograd asks for, or use strategy='serial'",
+        )
     on_its_stream = contextlib.nullcontext() if piece.stream is None else torch.cuda.stream(piece.stream)
     with on_its_stream:
         with torch.no_grad():
