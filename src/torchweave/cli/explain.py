@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from torchweave.diagnose.causes import cause
 from torchweave.source.rules import NAMES as RULES
@@ -17,14 +19,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `torchweave explain`."""
     about = cause(args.cause.strip().replace("-", "_").replace(" ", "_").lower())
-    print(f"{about.name}\n\n{about.page}\n")
+    parts = [about.name, about.page]
     if about.mend:
-        print("\n".join(f"    {line}" for line in about.mend.rstrip("\n").splitlines()) + "\n")
+        parts.append("\n".join(f"    {line}" for line in about.mend.rstrip("\n").splitlines()))
     mendable = "The program can mend it" if about.recoverable else "The program cannot mend it"
     where = "a trace shows it" if about.seen_in == "trace" else f"only a {about.seen_in} can show it"
     if about.seen_in == "source":
         where = "only the source can show it"
-    print(f"{mendable}; {where}.")
+    parts.append(f"{mendable}; {where}.")
     if about.name in RULES:
-        print(f"\n`torchweave check` looks for it in the source:\n\n{rule(about.name).page}")
+        parts += ["`torchweave check` looks for it in the source:", rule(about.name).page.rstrip("\n")]
+    _print("\n\n".join(parts))
     return 0
+
+
+def _print(page: str) -> None:
+    """Print Markdown: drawn on a terminal, as it is elsewhere or where NO_COLOR is set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        print(page)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    console.print(Markdown(page), width=min(console.width, 100))
