@@ -95,6 +95,15 @@ def test_nothing_is_tried_where_only_serial_may_run(monkeypatch):
     assert rank.trial.reason == "nothing to hide"
 
 
+def test_one_candidate_is_taken_without_a_trial(monkeypatch):
+    """Catches a comparison with a serial run that was never measured."""
+    rank = Rank(monkeypatch, candidates=("turns",), why_not="not tried here")
+    assert set(rank.run(300, {"turns": 1.0})) == {"turns"}
+    assert rank.shared == []
+    assert rank.trial.is_settled
+    assert rank.trial.reason == "not tried here"
+
+
 def test_the_slowest_rank_decides_on_every_rank(monkeypatch):
     """Catches ranks that choose by their own times, and then meet under two strategies."""
     one, other = {"turns": 5.0, "streams": 8.0, "serial": 10.0}, {"turns": 30.0, "streams": 9.0, "serial": 10.0}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torchweave.engine import tried
 from torchweave.engine.agreement import agree, share_times
 from torchweave.engine.channels import Channel
 from torchweave.engine.hazards import Hazards, module_states
@@ -98,7 +99,9 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     agreements = {channel.name: channel.num_agreements for channel in channels}
     pointless = {strategy: refusals.pop(f"{AUTO} {strategy}") for strategy in WEAVING}
     why_not = {strategy: refusals[strategy] or pointless[strategy] for strategy in WEAVING}
-    candidates = [strategy for strategy in WEAVING if not why_not[strategy]]
+    candidates = (*(strategy for strategy in WEAVING if not why_not[strategy]), SERIAL)
+    if not tried.may_run_here():
+        candidates = candidates[:1] if candidates[0] == WEAVING[0] else (SERIAL,)
     share = share_times(channels, agreements, conduct.rank)
     return Decision(
         backward,
@@ -110,10 +113,10 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         tuple(weakref.ref(module) for module in hazards.stateful),
         hazards.steps_optimizer,
         # FSDP2 reduces a module's gradients when it has left its backward; others communicate from a weight's hook
-        not hazards.stateful and not hazards.steps_optimizer and not conduct.weights_communicate,
+        tried.may_run_here() and not (hazards.stateful or hazards.steps_optimizer or conduct.weights_communicate),
         (defined_at(strands.forward.call), defined_at(strands.backward.call)),
         # what weaves comes first: it is tried at once
-        Trial((*candidates, SERIAL), why_not[WEAVING[0]], share, conduct.limit_s),
+        Trial(candidates, why_not[WEAVING[0]] or "measuring has not been tried on a GPU yet", share, conduct.limit_s),
     )
 
 

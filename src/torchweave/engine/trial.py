@@ -34,14 +34,14 @@ class Trial:
     """Runs the pairs of one kind by each strategy in turn, and then by the fastest.
 
     Args:
-        candidates: What may run this kind, the same on every rank; `serial` is always one.
-        why_not: Why the others may not, for the report.
+        candidates: What may run this kind, the same on every rank; where there are several, `serial` is one.
+        why_not: Why there is one alone, for the report.
         share: How ranks tell each other their times.
         limit_s: How long a device or another rank may be waited for, seconds.
     """
 
     def __init__(self, candidates: Sequence[str], why_not: str, share: Share, limit_s: float) -> None:
-        assert SERIAL in candidates
+        assert SERIAL in candidates or len(candidates) == 1
         self._candidates = tuple(candidates)
         self._share, self._limit_s = share, limit_s
         self._events = Events()
@@ -77,7 +77,12 @@ class Trial:
     def _next(self) -> tuple[str, bool]:
         if self._trying and self._number < self._num_tried:
             return self._candidates[self._number % len(self._candidates)], True
-        return self.choice, not self._trying and self.choice != SERIAL and self._number < WATCHED
+        return self.choice, self._is_watched and self._number < WATCHED
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether the choice is to be compared with serial from time to time."""
+        return not self._trying and self.choice != SERIAL and SERIAL in self.times_ms
 
     @property
     def _num_tried(self) -> int:
@@ -86,7 +91,7 @@ class Trial:
     def _advance(self) -> None:
         """Say and read times where the number of the pair says so."""
         last = self._num_tried if self._trying else WATCHED
-        if self.choice == SERIAL and not self._trying:
+        if not self._trying and not self._is_watched:
             return
         if self._number == last + SETTLE:
             self._num_trials += 1
