@@ -12,10 +12,10 @@ from torchweave.adapters.hook import (
     as_callable,
     as_sequence,
     backward_strand,
-    check_strategy,
     run_pair,
     wrong_type,
 )
+from torchweave.engine.choose import check_strategy
 from torchweave.errors import UsageError
 
 # The second is how version 1.0.0 of the package `dualpipe` spells it.

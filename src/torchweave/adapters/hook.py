@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -28,20 +28,6 @@ def run_pair(forward: Callable[[], Result], backward: Callable[[], Any] | None, 
 
     result: Result = weave(forward, backward, strategy=strategy)
     return result
-
-
-def check_strategy(strategy: str) -> None:
-    """Check a strategy where it is given, and not only when the first pair runs.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if strategy not in get_args(Strategy):
-        raise UsageError(
-            "strategy is one of " + ", ".join(get_args(Strategy)),
-            given=repr(strategy),
-            remedy="leave it out for 'auto'",
-        )
 
 
 def backward_strand(loss1: object, outputs1: object, output_grads1: object) -> Callable[[], None] | None:

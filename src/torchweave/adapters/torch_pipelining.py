@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchweave.adapters.hook import Strategy, check_strategy, run_pair
+from torchweave.adapters.hook import Strategy, run_pair
 from torchweave.adapters.torch_half import BACKWARDS, FORWARD, Half
+from torchweave.engine.choose import check_strategy
 from torchweave.errors import UsageError, described
 
 Schedule = TypeVar("Schedule")

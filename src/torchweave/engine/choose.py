@@ -17,11 +17,23 @@ from torchweave.engine.order import REGION, WAIT, Action, Record, woven
 from torchweave.engine.play import Strands
 from torchweave.engine.strands import defined_at
 from torchweave.engine.trial import SERIAL, Trial
-from torchweave.errors import NotWeavableError
+from torchweave.errors import NotWeavableError, UsageError
 
 AUTO = "auto"
 WEAVING = ("turns", "streams")
 STRATEGIES = (AUTO, SERIAL, *WEAVING)
+
+
+def check_strategy(strategy: str) -> None:
+    """Check a strategy where it is given, and not only when the first pair runs.
+
+    Raises:
+        UsageError: There is no such strategy.
+    """
+    if strategy not in STRATEGIES:
+        raise UsageError(
+            "strategy is one of " + ", ".join(STRATEGIES), given=repr(strategy), remedy="leave it out for 'auto'"
+        )
 
 
 class Decision(NamedTuple):

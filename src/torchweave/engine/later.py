@@ -156,7 +156,7 @@ class Later:
             arguments: The collective's, tensors in lists of lists among them.
         """
         if self._pieces:
-            used = {tensor.untyped_storage()._cdata for tensor in _tensors_of(arguments)}
+            used = {tensor.untyped_storage()._cdata for tensor in tensors_of(arguments)}
             if any(used & piece.storages for piece in self._pieces):
                 self.catch_up()
 
@@ -169,12 +169,13 @@ class Later:
         self._pieces.append(_Piece(product, factor, gradient, stream, (factor._version, gradient._version)))
 
 
-def _tensors_of(arguments: Any) -> Iterator[Tensor]:
-    for one in arguments:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors_of(one)
+def tensors_of(argument: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an argument: a tensor, a list, or a list of lists."""
+    if isinstance(argument, Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for item in argument:
+            yield from tensors_of(item)
 
 
 def _compute(piece: _Piece) -> None:

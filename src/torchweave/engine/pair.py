@@ -267,12 +267,7 @@ def weave(
                 given=described(value),
                 remedy=f"pass a function that does the work, as in weave({name}=lambda: ...), not what it returned",
             )
-    if strategy not in choose.STRATEGIES:
-        raise UsageError(
-            "strategy is one of " + ", ".join(choose.STRATEGIES),
-            given=repr(strategy),
-            remedy="leave it out for 'auto'",
-        )
+    choose.check_strategy(strategy)
     try:
         hash(kind)
     except TypeError as error:

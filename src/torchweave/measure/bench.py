@@ -16,7 +16,7 @@ from torchweave.engine.choose import AUTO
 from torchweave.engine.pair import choices, engine, weave
 from torchweave.engine.trial import SERIAL
 from torchweave.measure.crossing_cost import host_cost_us
-from torchweave.measure.pair_times import Pair, PairBench, PairTimes
+from torchweave.measure.pair_times import Pair, PairBench, PairTimes, serially
 from torchweave.measure.subject import Subject, SubjectOptions
 from torchweave.measure.training import Progress, join, name_of, taken, versions
 
@@ -106,7 +106,7 @@ class Bench:
             "rounds": self.options.rounds,
             **{name: getattr(one, name) for name in ("serial_ms", "compute_ms", "communication_ms", "bound_ms")},
             "spread": {name: one.spread[name] for name in ("serial", "compute", "communication")},
-            "peak_serial_mib": self._peak_mib(Way(_serially)),
+            "peak_serial_mib": self._peak_mib(Way(serially)),
             "limit_share": limit,
             "auto_takes": chosen,
             "choices": [str(choice) for choice in choices()],
@@ -178,8 +178,3 @@ def run_bench(options: BenchOptions, progress: Progress) -> dict[str, Any] | Non
     finally:
         engine().close()
         dist.destroy_process_group()
-
-
-def _serially(*, forward: Callable[[], Any], backward: Callable[[], Any]) -> Any:
-    backward()
-    return forward()

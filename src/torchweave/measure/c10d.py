@@ -7,13 +7,14 @@ One generic Python kernel stands at the dispatch key BackendSelect of every `c10
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from torchweave.engine.later import tensors_of
 from torchweave.errors import TorchweaveError
 
 # Taken here, before anything can put another function in their places: what waits below a crossing is none itself.
@@ -84,15 +85,6 @@ def unboxed_work(result: Any) -> c10d.Work | None:
     """Return the Work of an operation's result; None where the backend gave none (synchronous NCCL)."""
     boxed = result[-1] if isinstance(result, (tuple, list)) else result
     return None if boxed is None else c10d.Work.unbox(boxed)
-
-
-def tensors_of(argument: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument: a tensor, a list, or a list of lists."""
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from tensors_of(item)
 
 
 def num_bytes(args: tuple[Any, ...]) -> int:

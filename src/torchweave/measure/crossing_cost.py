@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchweave.measure.pair_times import Pair, no_collection
+from torchweave.measure.pair_times import Pair, no_collection, serially
 
 NUM_CROSSINGS = 50
 _ELEMENTS = 4
@@ -33,7 +33,7 @@ def host_cost_us(
     samples: dict[str, list[float]] = {name: [] for name in ("serial", *weaves)}
     with no_collection():
         for index in range(_WARMUP + _ROUNDS):
-            for name, weave in {"serial": _serially, **weaves}.items():
+            for name, weave in {"serial": serially, **weaves}.items():
                 forward, backward = _pair(group, device)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
@@ -57,11 +57,6 @@ def _crossings(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     for _ in range(NUM_CROSSINGS):
         x = _reduced(x, group)
     return x.sum()
-
-
-def _serially(*, forward: Callable[[], Any], backward: Callable[[], Any]) -> Any:
-    backward()
-    return forward()
 
 
 class _Reduced(torch.autograd.Function):

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from torchweave.engine.later import tensors_of
 from torchweave.errors import UsageError
-from torchweave.measure.c10d import Call, num_bytes, raw_wait, tensors_of, unboxed_work
+from torchweave.measure.c10d import Call, num_bytes, raw_wait, unboxed_work
 from torchweave.measure.link_kernel import LONGEST_NS, VECTOR_BYTES, LinkKernel
 
 # not annotated in torch

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from torchweave.engine.later import tensors_of
 from torchweave.errors import TorchweaveError, UsageError
 from torchweave.measure.c10d import (
     POINT_TO_POINT,
@@ -25,7 +26,6 @@ from torchweave.measure.c10d import (
     Interception,
     num_bytes,
     raw_wait_callback,
-    tensors_of,
     unboxed_work,
 )
 from torchweave.measure.lane_cpu import CpuLane, LinkLog

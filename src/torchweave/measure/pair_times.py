@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,19 @@ from torchweave.measure.hidden import Profile, hidden_share_from_log, profile_of
 from torchweave.measure.link import Recording, SimulatedLink
 from torchweave.measure.stopwatch import Stopwatch
 
+T = TypeVar("T")
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 Segments = Callable[[], Sequence[tuple[int, int]]]
 Progress = Callable[[int, int], None]
 
 NAMES = ("serial", "woven", "compute", "communication")
 BESIDE = ("serial", "compute", "communication")
+
+
+def serially(*, forward: Callable[[], T], backward: Callable[[], Any]) -> T:
+    """Run a pair as it runs without torchweave: backward, then forward."""
+    backward()
+    return forward()
 
 
 def _silent(_done: int, _total: int) -> None:

@@ -18,7 +18,7 @@ from torchweave.measure.dropless import DroplessMixture
 from torchweave.measure.language import LanguageModel
 from torchweave.measure.link import SimulatedLink
 from torchweave.measure.moe import ModelSizes, MoeLanguageModel
-from torchweave.measure.pair_times import Pair
+from torchweave.measure.pair_times import Pair, serially
 from torchweave.measure.text import Batches, python_text
 
 NUM_MICROBATCHES = 4
@@ -157,7 +157,7 @@ class Subject:
         batches = [self.batches.next() for _ in range(num_microbatches)]
         with deterministic(self.device):
             runs: list[list[torch.Tensor | None]] = []
-            for run_pair in (_serially, weave):
+            for run_pair in (serially, weave):
                 losses = self.accumulate(batches, run_pair)
                 runs.append([losses, *(parameter.grad for parameter in self.model.parameters())])
                 self.model.zero_grad(set_to_none=True)
@@ -197,11 +197,6 @@ def _forward(model: LanguageModel, batch: torch.Tensor) -> Callable[[], torch.Te
 
 def _backward(loss: torch.Tensor, num_microbatches: int) -> Callable[[], None]:
     return lambda: (loss / num_microbatches).backward()
-
-
-def _serially(*, forward: Callable[[], torch.Tensor], backward: Callable[[], None]) -> torch.Tensor:
-    backward()
-    return forward()
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

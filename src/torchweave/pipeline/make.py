@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from torchweave.engine.channels import group_timeout_s
-from torchweave.engine.choose import STRATEGIES
+from torchweave.engine.choose import check_strategy
 from torchweave.errors import UsageError, described
 from torchweave.pipeline.batch import Microbatches, look_of
 from torchweave.pipeline.book import Book
@@ -287,9 +287,6 @@ def _check_arguments(chunks: Sequence[nn.Module], strategy: str, limit_s: float 
             given=", ".join(described(chunk) for chunk in chunks) or "none",
             remedy="pass a list of torch.nn.Module",
         )
-    if strategy not in STRATEGIES:
-        raise UsageError(
-            "strategy is one of " + ", ".join(STRATEGIES), given=repr(strategy), remedy="leave it out for 'auto'"
-        )
+    check_strategy(strategy)
     if limit_s is not None and not limit_s > 0:
         raise UsageError("limit_s is a time above 0 seconds", given=repr(limit_s), remedy="leave it out")
