@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import traceback
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from torchweave import frames
 from torchweave.engine import agreement
 from torchweave.engine.channels import Channel
 from torchweave.engine.observe import Log
@@ -257,8 +257,8 @@ def where_threads_stand() -> str:
     """Return the innermost lines of every thread of the process, for an error about a wait that is too long."""
     lines = []
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():
+    with frames.others() as others:
+        for ident, frame in others.items():
             lines.append(f"thread {names.get(ident, ident)}:")
             lines.extend(f"  {entry.rstrip()}" for entry in traceback.format_stack(frame)[-4:])
     return "\n".join(lines)

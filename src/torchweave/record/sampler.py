@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+from torchweave import frames
 from torchweave.record.writer import Writer
 
 PERIOD_S = 0.002
@@ -17,8 +18,8 @@ def compiles() -> bool:
     The compiler runs frames of its own: a function mode would be taken into its graphs, and to hold its frames from
     another thread is not safe.
     """
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    return bool(getattr(frames, "FRAME_COUNTER", 0))
+    converted = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(converted, "FRAME_COUNTER", 0))
 
 
 class Sampler:
@@ -50,10 +51,11 @@ class Sampler:
 
     def _look(self) -> None:
         """Look once; another thread's frame must not live on because of us, so all names here end with it."""
-        own, writer = threading.get_ident(), self._writer
+        writer = self._writer
         numbers = {thread.ident: thread.native_id for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            number = numbers.get(ident)
-            # threads that never asked anything of a device are of no interest
-            if ident != own and number is not None and number in writer.seen:
-                writer.sample(number, frame)
+        with frames.others() as others:
+            for ident, frame in others.items():
+                number = numbers.get(ident)
+                # threads that never asked anything of a device are of no interest
+                if number is not None and number in writer.seen:
+                    writer.sample(number, frame)
