@@ -23,6 +23,7 @@ from torchweave.errors import UsageError
 from torchweave.intervals import union
 from torchweave.reporting.embed import column, safe_json, section_data, times
 from torchweave.reporting.html import VERDICTS, format_ms, format_percent, render_html, write_html
+from torchweave.reporting.text import report
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -283,3 +284,13 @@ def test_the_command_writes_the_page_beside_the_report(tmp_path, capsys):
     assert "host_sync" in printed.out
     assert str(page) in printed.err
     assert "host_sync" in Page(page.read_text(encoding="utf-8")).text
+
+
+def test_a_cause_has_the_same_letter_on_the_page_as_on_a_terminal():
+    """Catches two names for one cause: who compares the page with the printed report looks for the letter."""
+    found = diagnosis()
+    assert len(found.causes) > 1
+    page = render_html([found])
+    letters = re.findall(r'<b class="badge">(.)</b>\s*<span class="cause-name"><code>(\w+)</code>', page)
+    told = re.findall(r"^([a-z])\. (\w+):", "\n".join(line.text for line in report(found, 100)), re.MULTILINE)
+    assert letters == told

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from torchweave.diagnose.model import Diagnosis, Lane
 from torchweave.intervals import Intervals
+from torchweave.reporting.strip import mark
 from torchweave.reporting.tracks import both_sides, side_titles
 
 Column: TypeAlias = dict[str, Any]
@@ -51,11 +52,12 @@ def section_data(diagnosis: Diagnosis) -> dict[str, Any]:
         "both": _intervals(both_sides(diagnosis)),
         "causes": [
             {
+                "mark": mark(row),
                 "name": found.cause,
                 "lost": _intervals(found.lost_intervals),
                 "idle": _intervals(found.idle_intervals),
             }
-            for found in diagnosis.causes
+            for row, found in enumerate(diagnosis.causes)
         ],
     }
 

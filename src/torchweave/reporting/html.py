@@ -19,6 +19,7 @@ from torchweave.errors import UsageError
 from torchweave.intervals import length
 from torchweave.reporting.embed import safe_json, section_data
 from torchweave.reporting.output import open_output
+from torchweave.reporting.strip import mark
 from torchweave.reporting.tracks import side_titles
 
 if TYPE_CHECKING:
@@ -154,14 +155,15 @@ def _section(row: int, diagnosis: Diagnosis) -> dict[str, Any]:
         "has_neither": any((lane.side == NO_SIDE).any() for lane in diagnosis.lanes),
         "bars": _bars(diagnosis),
         "mendable": _mendable(diagnosis),
-        "causes": [_cause(number, found) for number, found in enumerate(diagnosis.causes, 1)],
+        "causes": [_cause(row, found) for row, found in enumerate(diagnosis.causes)],
         "data": Markup(safe_json(section_data(diagnosis))),  # noqa: S704
     }
 
 
-def _cause(number: int, found: CauseFound) -> dict[str, Any]:
+def _cause(row: int, found: CauseFound) -> dict[str, Any]:
     return {
-        "number": number,
+        "row": row,
+        "mark": mark(row),
         "found": found,
         "line": cause(found.cause).line if found.cause in CODE else "",
         "where": _where(found.where),
@@ -232,8 +234,8 @@ def _bars(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 def _charges(diagnosis: Diagnosis, kind: str, total_ms: float) -> list[dict[str, Any]]:
     """Return the causes' shares of lost overlap or idle time; what none of them has keeps a part of its own."""
     parts: list[dict[str, Any]] = [
-        {"kind": kind, "label": found.cause, "number": number, "ms": getattr(found, f"{kind}_ms")}
-        for number, found in enumerate(diagnosis.causes, 1)
+        {"kind": kind, "label": found.cause, "mark": mark(row), "ms": getattr(found, f"{kind}_ms")}
+        for row, found in enumerate(diagnosis.causes)
     ]
     parts = sorted((part for part in parts if part["ms"] > 0), key=lambda part: -float(part["ms"]))
     num_shown = min(_NUM_PARTS, sum(part["ms"] >= _LEAST_PART * total_ms for part in parts))
@@ -252,5 +254,5 @@ def _bar(title: str, total_ms: float, parts: list[dict[str, Any]]) -> dict[str, 
     whole = max(sum(part["ms"] for part in parts), total_ms, 1e-9)
     for part in parts:
         part["share"] = part["ms"] / whole
-        part.setdefault("number", None)
+        part.setdefault("mark", None)
     return {"title": title, "ms": total_ms, "parts": [part for part in parts if part["ms"] > 0]}

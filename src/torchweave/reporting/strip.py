@@ -12,7 +12,7 @@ from torchweave.intervals import Intervals
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 ASCII_LEVELS = " .:-=+*##"
-MARKS = "abcdefghijklmnopqrstuvwxyz"
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
 # more streams than a screen holds are not drawn, the busiest are
 MOST_LANES = 12
 # a lane with this share of the other side's time shows both
@@ -86,6 +86,11 @@ def _label(lane: Lane, diagnosis: Diagnosis) -> str:
     return f"{name} {'both sides' if _holds_both(lane) else kind}".strip()
 
 
+def mark(row: int) -> str:
+    """Return the letter that a cause has wherever it is shown, "-" past the last letter."""
+    return _MARKS[row] if row < len(_MARKS) else "-"
+
+
 def _holds_both(lane: Lane) -> bool:
     """Return whether both sides did a good part of their work here: that is a finding, and not to be hidden."""
     first, second = _time_per_side(lane)
@@ -108,8 +113,8 @@ def _marks(causes: tuple[CauseFound, ...], span: int, width: int) -> str:
     """Return, for each column, the letter of the cause with most of it."""
     covers = [
         shares(np.concatenate((cause.lost_intervals, cause.idle_intervals)), span, width)
-        for cause in causes[: len(MARKS)]
+        for cause in causes[: len(_MARKS)]
     ]
     best = np.argmax(np.array(covers), axis=0)
     most = np.max(np.array(covers), axis=0)
-    return "".join(MARKS[cause] if share >= 0.2 else " " for cause, share in zip(best, most, strict=True))
+    return "".join(mark(cause) if share >= 0.2 else " " for cause, share in zip(best, most, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torchweave.diagnose.model import FIRST_SIDE, SECOND_SIDE, CauseFound, Diagnosis, Where
 from torchweave.intervals import length
 from torchweave.reporting.lines import Line, wrapped
-from torchweave.reporting.strip import LEVELS, MARKS, strip
+from torchweave.reporting.strip import LEVELS, mark, strip
 
 # a cause below this share of the whole is named in one line, without its mend
 _WORTH_A_PARAGRAPH = 0.02
@@ -100,8 +100,7 @@ def _causes(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     total = diagnosis.numbers.lost_ms + diagnosis.numbers.idle_ms
     yield Line("Causes, by cost", "bold")
     for row, cause in enumerate(diagnosis.causes):
-        mark = MARKS[row] if row < len(MARKS) else "-"
-        head = f"{mark}. {cause.cause}: {_cost(cause)}"
+        head = f"{mark(row)}. {cause.cause}: {_cost(cause)}"
         notes = [] if cause.recoverable else ["not recoverable"]
         notes += ["likely"] if cause.certainty == "likely" and cause.cause != "unknown" else []
         head += f" ({', '.join(notes)})" if notes else ""

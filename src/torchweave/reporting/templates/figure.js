@@ -16,6 +16,7 @@ class Figure {
     this.lanes = data.lanes.map(decodeLane);
     this.both = decodeTimes(data.both);
     this.causes = data.causes.map((cause) => ({
+      mark: cause.mark,
       name: cause.name,
       lost: decodeTimes(cause.lost),
       idle: decodeTimes(cause.idle),
@@ -41,7 +42,7 @@ class Figure {
       top += height + gap;
     };
     if (this.sides.length) add({ kind: "both", label: "both sides ran" }, 12, 5);
-    this.causes.forEach((cause, index) => add({ kind: "cause", index, label: `${index + 1} ${cause.name}` }, 12, 4));
+    this.causes.forEach((cause, index) => add({ kind: "cause", index, label: `${cause.mark} ${cause.name}` }, 12, 4));
     top += 6;
     this.laneTop = top - 3;
     const devices = new Set(this.lanes.map((lane) => lane.device));
