@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from pool import join
 from torch import nn
 
 import torchweave as tw
@@ -234,8 +235,7 @@ def remake_group(timeout_s, root=None, name="again"):
     root.set(f"{name}, rank {rank}", "is here")
     root.wait([f"{name}, rank {other}" for other in range(size)], datetime.timedelta(seconds=30))
     dist.destroy_process_group()
-    timeout = datetime.timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", store=dist.PrefixStore(name, root), rank=rank, world_size=size, timeout=timeout)
+    join(dist.PrefixStore(name, root), rank, size, timeout_s)
 
 
 def attempt(call):

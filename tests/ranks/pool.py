@@ -21,6 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 GROUP_TIMEOUT_S = 8.0
+MEET_S = 30.0
 
 
 class RanksFailedError(AssertionError):
@@ -180,8 +181,7 @@ def _do(job, rank, num_ranks):
     before = state_of_process()
     try:
         store = dist.PrefixStore(f"job{number}", dist.TCPStore("127.0.0.1", port, is_master=False))
-        timeout = datetime.timedelta(seconds=group_timeout_s)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+        join(store, rank, num_ranks, group_timeout_s)
         answer = ("done", function(*args))
     except BaseException:
         answer = ("failed", traceback.format_exc())
@@ -199,6 +199,15 @@ def _do(job, rank, num_ranks):
         changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
         return ("dirty", f"{answer[1]}\nthe job left other state than it found (before, after): {changed}")
     return answer
+
+
+def join(store, rank, num_ranks, group_timeout_s):
+    """Make the default group; its timeout begins when it is there: to come together may take a busy machine longer."""
+    import torch.distributed as dist
+
+    patience = datetime.timedelta(seconds=max(group_timeout_s, MEET_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=group_timeout_s), dist.group.WORLD)
 
 
 def threads_of_ours(patience_s=2.0):

@@ -28,7 +28,7 @@ from harness import (
     remake_group,
 )
 from operations import all_reduce, all_to_all_single, late_wait
-from pool import Pool, RanksFailedError
+from pool import Pool, RanksFailedError, join
 
 import torchweave as tw
 from torchweave.engine.pair import engine
@@ -660,9 +660,7 @@ def die(path, rank, strategy, own_store):
         size, me = dist.get_world_size(), dist.get_rank()
         dist.destroy_process_group()
         store = dist.TCPStore("127.0.0.1", port, size, me == 0, datetime.timedelta(seconds=10))
-        dist.init_process_group(
-            "gloo", store=store, rank=me, world_size=size, timeout=datetime.timedelta(seconds=LIMIT_S)
-        )
+        join(store, me, size, LIMIT_S)
     scene = Scene(strategy)
     scene.start()
     made = scene.pair(2)
