@@ -1,8 +1,13 @@
 """What every test on a GPU needs."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
+
+# has to be there before cuBLAS is: without it no product is deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,15 +98,3 @@ def test_numbers_that_do_not_come_are_told_within_the_limit():
     """Catches a host that waits for ever for a device that hangs."""
     with pytest.raises(WaitLimitError, match=r"the forward strand waited 0\.05 s for the device to copy"):
         reads.finish_read(lambda: False, 0.05, "forward")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_real_copy_is_right():
-    """Catches numbers that are read before they are there."""
-    numbers = torch.arange(1000, device="cuda", dtype=torch.int64)
-    torch.cuda._sleep(20_000_000)
-    target, is_there = reads.begin_read(numbers * 2)
-    assert not is_there()
-    reads.finish_read(is_there, 10.0, "forward")
-    assert target.tolist() == list(range(0, 2000, 2))
