@@ -75,6 +75,10 @@ class Ledger:
         """Say something under a topic, once."""
         self._store.set(f"{_PREFIX}/{topic}/{self._rank}", value.decode())
 
+    def count(self, topic: str) -> int:
+        """Return how often this rank has counted under a topic, this time included."""
+        return int(self._store.add(f"{_PREFIX}/count/{topic}/{self._rank}", 1))
+
     def read(self, topic: str, rank: int) -> bytes | None:
         """Return what a rank said under a topic, or None where it has said nothing yet."""
         key = f"{_PREFIX}/{topic}/{rank}"

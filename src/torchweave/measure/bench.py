@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from torchweave.engine.choose import AUTO
 from torchweave.engine.pair import choices, engine, weave
 from torchweave.engine.trial import SERIAL
 from torchweave.measure.crossing_cost import host_cost_us
+from torchweave.measure.meeting import Meeting
 from torchweave.measure.pair_times import Pair, PairBench, PairTimes, serially
 from torchweave.measure.subject import Subject, SubjectOptions
 from torchweave.measure.training import Progress, join, name_of, taken, versions
@@ -27,7 +29,7 @@ class Way(NamedTuple):
     Attributes:
         run: Called with `forward=` and `backward=`.
         make_pair: Returns them afresh; None takes those that weave runs.
-        is_bit_equal: Returns whether loss and gradients are those of a serial run; None looks by itself.
+        is_bit_equal: Returns whether this rank's loss and gradients are those of a serial run; None looks by itself.
     """
 
     run: Callable[..., Any]
@@ -57,13 +59,19 @@ class Bench:
         options: What is measured.
         device: Where this rank computes.
         peers: Makes more ways to run a pair of this model, by name.
+        group: The user's own group, over all ranks; None takes the default group.
     """
 
     def __init__(
-        self, options: BenchOptions, device: torch.device, peers: Callable[[Subject], Mapping[str, Way]] | None = None
+        self,
+        options: BenchOptions,
+        device: torch.device,
+        peers: Callable[[Subject], Mapping[str, Way]] | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.options, self.device = options, device
-        self.subject = Subject(options.subject, device)
+        self.subject = Subject(options.subject, device, group=group)
+        self._meeting = Meeting(self.subject.group)
         self._ways = {name: Way(functools.partial(weave, strategy=name)) for name in options.strategies}
         self._ours = {name: way.run for name, way in self._ways.items()}
         self._ways |= peers(self.subject) if peers is not None else {}
@@ -128,6 +136,7 @@ class Bench:
 
     def _row(self, name: str, times: PairTimes) -> dict[str, Any]:
         way = self._ways[name]
+        equal = way.is_bit_equal() if way.is_bit_equal is not None else self.subject.is_bit_equal(way.run)
         return {
             "woven_ms": times.woven_ms,
             "spread": times.spread["woven"],
@@ -135,7 +144,7 @@ class Bench:
             "hidden_share": times.hidden_share,
             "idle_share": times.idle_share,
             "speedup": times.serial_ms / times.woven_ms,
-            "bit_equal": way.is_bit_equal() if way.is_bit_equal is not None else self.subject.is_bit_equal(way.run),
+            "bit_equal": all(json.loads(said) for said in self._meeting.tell(json.dumps(equal))),
             "peak_mib": self._peak_mib(way),
         }
 
@@ -148,7 +157,7 @@ class Bench:
         return 1 - times.communication_ms * held / gain
 
     def _peak_mib(self, way: Way) -> float | None:
-        """Return the highest memory of a pair, MiB, what the backward needs included; None on a CPU."""
+        """Return the highest memory of a pair on any rank, MiB, what the backward needs included; None on a CPU."""
         if self.device.type != "cuda":
             return None
         with self.subject.link.pause():
@@ -157,7 +166,8 @@ class Bench:
         kept = way.run(forward=forward, backward=backward)
         torch.cuda.synchronize(self.device)
         del kept, forward, backward
-        return torch.cuda.max_memory_allocated(self.device) / 2**20
+        here = torch.cuda.max_memory_allocated(self.device) / 2**20
+        return max(float(said) for said in self._meeting.tell(str(here)))
 
 
 def run_bench(options: BenchOptions, progress: Progress) -> dict[str, Any] | None:

@@ -62,8 +62,8 @@ class DenseLanguageModel(LanguageModel):
                 given=f"hidden {sizes.hidden} ({sizes.hidden // HEAD} heads), ffn {sizes.ffn}, {ranks} ranks",
                 remedy=f"take a hidden size that is a multiple of {HEAD * ranks}",
             )
-        shared = torch.Generator().manual_seed(seed)
-        own = torch.Generator().manual_seed(seed + 1 + (0 if group is None else dist.get_rank(group)))
+        shared = torch.Generator(device).manual_seed(seed)
+        own = torch.Generator(device).manual_seed(seed + 1 + (0 if group is None else dist.get_rank(group)))
         layers = (_Layer(sizes, ranks, group, own) for _ in range(sizes.layers))
         super().__init__(sizes.hidden, sizes.sequence, layers, shared)
         self.to(device=device, dtype=dtype)

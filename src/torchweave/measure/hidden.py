@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from torchweave.measure.stopwatch import sleep_on_device
 
 _SLEEP_KERNEL = "spin_kernel"
 _HEAD_START = 30_000_000
+# recording operators slows the host down
+_LONG_HEAD_START = 80_000_000
 
 
 def hidden_share_from_log(log: LinkLog, segments: Sequence[tuple[int, int]] | None) -> float | None:
@@ -46,25 +48,75 @@ class Profile(NamedTuple):
     idle_share: float | None
 
 
-def profile_of(call: Callable[[], Any]) -> Profile:
+class Operation(NamedTuple):
+    """What a device did.
+
+    Attributes:
+        name: The kernel's name, or that of a copy.
+        begin_ns: When it began.
+        end_ns: When it ended.
+    """
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+def profile_of(call: Callable[[], Any], meet: Callable[[], Any] = lambda: None) -> Profile:
     """Return what a GPU did: kernels of NCCL and of a simulated link against all other device work.
 
     Args:
         call: Runs one woven pair.
+        meet: Lets the ranks that run the pair together begin together, without using the device.
     """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        sleep_on_device(_HEAD_START)
+    return shares(operations_of(recorded(call, meet)))
+
+
+def recorded(
+    call: Callable[[], Any], meet: Callable[[], Any] = lambda: None, *, operators: bool = False
+) -> torch.profiler.profile:
+    """Record a call whose host is a few ms ahead, as in training.
+
+    Args:
+        call: What is recorded.
+        meet: Lets the ranks that run it together begin together, without using the device.
+        operators: Whether to record the operators of all threads too, for a trace that says more.
+    """
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    config = None
+    if operators:
+        activities.append(torch.profiler.ProfilerActivity.CPU)
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    head_start = _LONG_HEAD_START if operators else _HEAD_START
+    profile: torch.profiler.profile
+    with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+        meet()
+        if torch.cuda.is_initialized():
+            sleep_on_device(head_start)
         call()
-        torch.cuda.synchronize()
-    communication: list[tuple[int, int]] = []
-    computation: list[tuple[int, int]] = []
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    return profile
+
+
+def operations_of(profile: torch.profiler.profile) -> list[Operation]:
+    """Return what the device did in a recorded call, without what gave the host its head start."""
+    found = []
     for event in profile.events() or ():
         if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
             continue
-        if _SLEEP_KERNEL in event.name:
-            continue
-        span = (round(event.time_range.start * 1e3), round(event.time_range.end * 1e3))  # us to ns
-        (communication if is_communication(event.name) else computation).append(span)
+        if _SLEEP_KERNEL not in event.name:
+            # us to ns
+            found.append(Operation(event.name, round(event.time_range.start * 1e3), round(event.time_range.end * 1e3)))
+    return found
+
+
+def shares(operations: Iterable[Operation]) -> Profile:
+    """Return how much of the communication was hidden, and how long the device was idle."""
+    communication: list[tuple[int, int]] = []
+    computation: list[tuple[int, int]] = []
+    for name, begin_ns, end_ns in operations:
+        (communication if is_communication(name) else computation).append((begin_ns, end_ns))
     busy = union(communication + computation)
     whole = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
     return Profile(_share(union(communication), union(computation)), 1 - length(busy) / whole if whole else None)

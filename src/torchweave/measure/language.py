@@ -96,4 +96,4 @@ def random_weight(generator: torch.Generator, *shape: int, scale: float | None =
         scale: Standard deviation; None takes that of the inputs' number.
     """
     spread = shape[-2] ** -0.5 if scale is None else scale
-    return nn.Parameter(torch.randn(shape, generator=generator) * spread)
+    return nn.Parameter(torch.randn(shape, generator=generator, device=generator.device) * spread)

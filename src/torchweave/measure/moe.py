@@ -70,8 +70,8 @@ class MoeLanguageModel(LanguageModel):
         seed: int = 0,
         mixture: Mixture | None = None,
     ) -> None:
-        shared = torch.Generator().manual_seed(seed)
-        own = torch.Generator().manual_seed(seed + 1 + dist.get_rank(group))
+        shared = torch.Generator(device).manual_seed(seed)
+        own = torch.Generator(device).manual_seed(seed + 1 + dist.get_rank(group))
         make = mixture or CapacityMixture
         layers = (_Layer(sizes.hidden, make(sizes, group, shared, own), shared) for _ in range(sizes.layers))
         super().__init__(sizes.hidden, sizes.sequence, layers, shared)

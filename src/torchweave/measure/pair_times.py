@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torchweave.errors import UsageError
 from torchweave.measure.hidden import Profile, hidden_share_from_log, profile_of
 from torchweave.measure.link import Recording, SimulatedLink
+from torchweave.measure.meeting import Meeting
 from torchweave.measure.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -124,7 +125,9 @@ class PairBench:
         if self.device.type == "cuda":
             for name, weave in self.weaves.items():
                 forward, backward = self._prepare(name)
-                profiles[name] = [profile_of(functools.partial(weave, forward=forward, backward=backward))]
+                call = functools.partial(weave, forward=forward, backward=backward)
+                # together: a collective that waits for a rank that is late would count as communication
+                profiles[name] = [profile_of(call, Meeting(self.group).tell)]
         slowest, everywhere = self._over_ranks(samples, profiles)
         return {
             name: summarize({"woven": slowest[name], **{one: slowest[one] for one in BESIDE}}, everywhere[name])

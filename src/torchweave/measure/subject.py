@@ -83,6 +83,7 @@ class Subject:
         options: What is asked for.
         device: Where this rank computes.
         seed: Of weights and text.
+        group: The ranks that share the model, all of the job's; None takes the default group.
 
     Attributes:
         sizes: The sizes that were taken, by name.
@@ -90,8 +91,10 @@ class Subject:
         exchange_bytes: What an exchange between two layers sends.
     """
 
-    def __init__(self, options: SubjectOptions, device: torch.device, seed: int = 0) -> None:
-        world = dist.group.WORLD
+    def __init__(
+        self, options: SubjectOptions, device: torch.device, seed: int = 0, group: dist.ProcessGroup | None = None
+    ) -> None:
+        world = group or dist.group.WORLD
         assert world is not None
         self.group, self.device = world, device
         defaults = _CUDA if device.type == "cuda" else _CPU
@@ -113,8 +116,8 @@ class Subject:
             self.sizes |= {"ffn": ffn, "experts_per_rank": sizes.experts_per_rank, "top_k": top_k}
         else:
             dense = DenseSizes(layers, hidden, int(hidden * defaults.ffn_of_hidden), sequence)
-            group = None if options.chunk == "alone" else world
-            self.model = DenseLanguageModel(dense, group, dtype=defaults.dtype, device=device, seed=seed)
+            shared = None if options.chunk == "alone" else world
+            self.model = DenseLanguageModel(dense, shared, dtype=defaults.dtype, device=device, seed=seed)
             self.sizes |= {"ffn": dense.ffn}
             top_k = 1
         self.batches = Batches(python_text(), tokens // sequence, sequence, 1 + dist.get_rank() + seed, device)
@@ -164,7 +167,7 @@ class Subject:
         equal = all(_same(one, other) for one, other in zip(*runs, strict=True))
         verdicts: list[Any] = [None] * dist.get_world_size()
         with self.link.pause():
-            dist.all_gather_object(verdicts, equal)
+            dist.all_gather_object(verdicts, equal, group=self.group)
         return all(verdicts)
 
     def settle(self, weave: RunPair) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from torchweave import __version__
 from torchweave.engine.pair import engine, weave
@@ -155,20 +156,27 @@ def versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def join() -> torch.device:
-    """Enter the process group that the environment names, with a GPU a rank where there are enough."""
+def join(limit: timedelta = LIMIT) -> torch.device:
+    """Enter the process group that the environment names, with a GPU a rank where there are enough.
+
+    Args:
+        limit: The group's timeout.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    # torchrun keeps its store over a restart, with what the ranks that are gone have said in it
+    store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     if num_gpus() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 0:
         # has to be there before cuBLAS is: without it no product is deterministic
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=LIMIT, device_id=device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=limit, device_id=device)
         return device
     torch.set_num_threads(1)  # the ranks share the cores
     # computation alone reads buffers that nobody filled: as floats they are often denormal, and several times slower
     torch.set_flush_denormal(True)
-    dist.init_process_group("gloo", timeout=LIMIT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     return torch.device("cpu")
 
 
