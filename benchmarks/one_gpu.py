@@ -8,9 +8,6 @@ Writes one JSON file with every row, and for the first rows a trace of a serial 
 from __future__ import annotations
 
 import argparse
-import datetime
-import gzip
-import json
 import os
 import time
 from pathlib import Path
@@ -18,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from rows import head, record_pair, told, write
 
-from torchweave.engine.pair import engine, weave
+from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions
-from torchweave.measure.subject import Subject, SubjectOptions
-from torchweave.measure.training import versions
+from torchweave.measure.subject import SubjectOptions
 
 
 class Row(NamedTuple):
@@ -74,14 +71,8 @@ def main() -> None:
     torch.cuda.set_device(0)
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
-    result = {
-        "what": "one GPU, simulated link, one rank over NCCL",
-        "command": f"python benchmarks/one_gpu.py --rounds {args.rounds}",
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(0),
-        "versions": versions(device),
-        "rows": [],
-    }
+    command = f"python benchmarks/one_gpu.py --rounds {args.rounds}"
+    result = {**head("one GPU, simulated link, one rank over NCCL", command, device), "rows": []}
     for index in args.rows:
         if time.monotonic() - begun > args.limit_s:
             result["not_measured"] = [row._asdict() for row in ROWS[index:]]
@@ -93,49 +84,17 @@ def main() -> None:
         bench = Bench(BenchOptions(options, rounds=args.rounds), device)
         found = bench.run(lambda *_: None)
         result["rows"].append({**row._asdict(), **found})
-        told = ", ".join(
-            f"{name} {one['woven_ms']:.2f} ms recovered {_share(one['recovered_share'])} "
-            f"hidden {_share(one['hidden_share'])} idle {_share(one['idle_share'])} equal {one['bit_equal']}"
-            for name, one in found["strategies"].items()
-        )
-        print(
-            f"{row}: serial {found['serial_ms']:.2f} compute {found['compute_ms']:.2f} "
-            f"limit {_share(found['limit_share'])}; {told}; auto takes {found['auto_takes']}",
-            flush=True,
-        )
+        print(f"{row}: {told(found)}", flush=True)
         if index < NUM_TRACED:
             with bench.subject.link:
                 for strategy in ("serial", "turns"):
                     name = f"h200_hidden{row.hidden}_link{row.link_ms}ms_{strategy}.json.gz"
-                    record(bench.subject, strategy, args.out / name)
+                    record_pair(bench.subject, strategy, args.out / name)
         engine().close()
         del bench
         torch.cuda.empty_cache()
-        # written after every row: a run that is cut short keeps what it has
-        (args.out / "one_gpu.json").write_text(json.dumps(result, indent=1))
+        write(args.out / "one_gpu.json", result)
     dist.destroy_process_group()
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def record(subject: Subject, strategy: str, path: Path) -> None:
-    """Write a trace of one pair, with the operators of both strands' threads."""
-    forward, backward = subject.make_pair()
-    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(experimental_config=config) as profile:
-        torch.cuda._sleep(80_000_000)  # the host is ahead, as in training
-        weave(forward, backward, strategy=strategy)
-        torch.cuda.synchronize()
-    plain = path.with_suffix("")
-    profile.export_chrome_trace(str(plain))
-    trace = json.loads(plain.read_text())
-    trace.pop("traceName", None)  # a path of this machine
-    with gzip.open(path, "wt") as target:
-        json.dump(trace, target)
-    plain.unlink()
 
 
 if __name__ == "__main__":

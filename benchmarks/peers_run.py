@@ -9,42 +9,23 @@ Writes one JSON file and prints the table, with the lines that each way costs a 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from peers import barrier, hand_cut, question, two_streams
+from peers import ways
+from rows import head, write
 
 from torchweave.engine.pair import engine
-from torchweave.measure import moe
 from torchweave.measure.bench import Bench, BenchOptions, Way
-from torchweave.measure.subject import Subject, SubjectOptions, deterministic
+from torchweave.measure.subject import Subject, SubjectOptions
 from torchweave.measure.training import join
-
-LINES = {
-    "auto": 1,
-    "question": question.LINES,
-    "two_streams": two_streams.LINES,
-    "barrier": barrier.LINES,
-    "hand_cut": hand_cut.LINES,
-}
 
 
 def peers(subject: Subject) -> dict[str, Way]:
-    device = subject.device
-    meeting, cut = barrier.Barrier(device), hand_cut.HandCut(subject)
-    # the module's own exchange, with the barrier's points around it: they do nothing where no barrier stands
-    moe.all_to_all = meeting.exchange(moe.all_to_all)
-    ways = {
-        "question": Way(question.Question(device).run),
-        "hand_cut": Way(cut.run, cut.make_pair, lambda: cut.is_bit_equal(deterministic(device))),
-    }
-    if dist.get_world_size() == 1:  # with several ranks their collectives would cross
-        ways |= {"two_streams": Way(two_streams.TwoStreams(device).run), "barrier": Way(meeting.run)}
-    return ways
+    # with several ranks the collectives of free threads would cross
+    return ways.in_order(subject) | (ways.free(subject) if dist.get_world_size() == 1 else {})
 
 
 def main() -> None:
@@ -58,27 +39,22 @@ def main() -> None:
     args = parser.parse_args()
     if "RANK" not in os.environ:
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    device, plain = join(), moe.all_to_all
+    device = join()
     rows = []
     for link_ms in args.link_ms:
         options = SubjectOptions("moe", args.layers, args.hidden, args.tokens, link_ms=link_ms, link_sms=args.link_sms)
         found = Bench(BenchOptions(options, ("turns", "auto"), args.rounds), device, peers).run(lambda *_: None)
         for name, row in found["strategies"].items():
-            row["lines"] = LINES.get(name, 1)
+            row["lines"] = ways.LINES.get(name, 1)
         rows.append(found)
-        moe.all_to_all = plain
+        ways.restore()
         engine().close()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if dist.get_rank() == 0:
         args.out.mkdir(parents=True, exist_ok=True)
-        result = {
-            "what": "weave beside what people do today",
-            "command": f"python benchmarks/peers_run.py --link-ms {' '.join(map(str, args.link_ms))}",
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "rows": rows,
-        }
-        (args.out / "peers.json").write_text(json.dumps(result, indent=1))
+        command = f"python benchmarks/peers_run.py --link-ms {' '.join(map(str, args.link_ms))}"
+        write(args.out / "peers.json", {**head("weave beside what people do today", command, device), "rows": rows})
         for found in rows:
             print(f"{found['link']}: serial {found['serial_ms']:.2f} ms, bound {found['bound_ms']:.2f} ms")
             for name, row in found["strategies"].items():

@@ -1,0 +1,83 @@
+"""What benchmarks that measure row after row share: the result file, a row in words, and traces of single pairs."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchweave.engine.pair import weave
+from torchweave.measure.hidden import Profile, operations_of, recorded, shares
+from torchweave.measure.subject import Subject
+from torchweave.measure.training import name_of, versions
+
+_SETTINGS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "TORCHWEAVE_")
+
+
+def head(what: str, command: str, device: torch.device) -> dict[str, Any]:
+    """Return what a result file begins with."""
+    return {
+        "what": what,
+        "command": command,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": name_of(device),
+        "versions": versions(device),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
+    }
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result, whole or not at all: a run that is cut short keeps what it has."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result, indent=1))
+    part.replace(path)
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """Return a measured row as a line."""
+    ways = ", ".join(
+        f"{name} {one['woven_ms']:.2f} ms recovered {_share(one['recovered_share'])} "
+        f"hidden {_share(one['hidden_share'])} idle {_share(one['idle_share'])} equal {one['bit_equal']}"
+        for name, one in found["strategies"].items()
+    )
+    alone = f"compute {found['compute_ms']:.2f} communication {found['communication_ms']:.2f}"
+    limit = f"limit {_share(found['limit_share'])}"
+    return f"serial {found['serial_ms']:.2f} {alone} {limit}; {ways}; auto takes {found['auto_takes']}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def record_pair(subject: Subject, strategy: str, path: Path, meet: Callable[[], Any] = lambda: None) -> Profile:
+    """Write a trace of one pair, with the operators of both strands' threads, and return its shares."""
+    forward, backward = subject.make_pair()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    profile = recorded(lambda: weave(forward, backward, strategy=strategy), meet, operators=True)
+    plain = path.with_suffix("")
+    profile.export_chrome_trace(str(plain))
+    trace = json.loads(plain.read_text())
+    plain.unlink()
+    trace.pop("traceName", None)  # a path of this machine
+    with gzip.open(path, "wt") as target:
+        json.dump(trace, target)
+    return shares(operations_of(profile))
+
+
+def grids_of(path: Path, kernels: str = "nccl") -> list[int]:
+    """Return the numbers of blocks of a trace's kernels whose names begin so; a kernel of NCCL has one a channel."""
+    with gzip.open(path, "rt") as source:
+        events = json.load(source)["traceEvents"]
+    found = {
+        event["args"]["grid"][0]
+        for event in events
+        if event.get("cat") == "kernel" and event["name"].startswith(kernels)
+    }
+    return sorted(found)
