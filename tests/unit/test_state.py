@@ -211,3 +211,17 @@ def test_capture_leaves_nothing_changed():
         nesting = torch.autocast_increment_nesting()
         torch.autocast_decrement_nesting()
         assert nesting == 2
+
+
+def test_a_worker_touches_no_device_that_the_process_does_not_use(monkeypatch):
+    """Catches ranks of one machine that each make a context, and lose memory, on the other ranks' devices."""
+    touched = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_stream", touched.append)
+    monkeypatch.setattr(torch.cuda, "set_device", touched.append)
+    run_on_worker(Inherited(), lambda: None)
+    assert touched == ["a stream of 1", 1]

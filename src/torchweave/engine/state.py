@@ -154,7 +154,10 @@ class Inherited:
         self._streams: tuple[torch.cuda.Stream, ...] = ()
         if torch.cuda.is_initialized():
             self._device = torch.cuda.current_device()
-            self._streams = tuple(torch.cuda.current_stream(d) for d in range(torch.cuda.device_count()))
+            # setting a stream of a device that this process does not use would make a context there: each rank
+            # would take some 500 MiB of every other rank's device
+            used = (d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d))
+            self._streams = tuple(torch.cuda.current_stream(d) for d in used)
 
     def run(self, work: Callable[[], None]) -> None:
         """Run `work` on this thread under the state that was captured."""
