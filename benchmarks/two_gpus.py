@@ -32,6 +32,7 @@ from rows import grids_of, head, record_pair, told, write
 from torchweave.engine import tried
 from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions, Way
+from torchweave.measure.limited import limited_group
 from torchweave.measure.meeting import Meeting
 from torchweave.measure.subject import Subject, SubjectOptions
 from torchweave.measure.training import join
@@ -190,7 +191,7 @@ class Run:
             x = torch.zeros(dist.get_world_size() << 20, device=self.device)
             y = torch.empty_like(x)
             free = self._free_mib()
-            self.groups[channels] = group = _new_group(channels)
+            self.groups[channels] = group = limited_group(None if channels == -1 else channels, GROUP_LIMIT)
             dist.all_to_all_single(y, x, group=group)
             dist.all_reduce(x, group=group)
             if free is not None:
@@ -245,20 +246,6 @@ class Run:
             print(text, flush=True)
 
 
-def _new_group(channels: int | None) -> dist.ProcessGroup:
-    """Make a group over all ranks, whose communicator has at most so many channels; -1 for as many as NCCL takes.
-
-    Source: NCCL's user guide, ncclConfig_t: maxCTAs bounds a communicator's blocks, point-to-point's too.
-    """
-    if dist.get_backend() != "nccl":
-        return dist.new_group(timeout=GROUP_LIMIT)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = GROUP_LIMIT
-    if channels is not None and channels > 0:
-        options.config.max_ctas = channels
-    return dist.new_group(timeout=GROUP_LIMIT, backend="nccl", pg_options=options)
-
-
 def _traced(row: Row, found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what is traced: serial where the number of channels is to be seen, and what weaves."""
     if row.traced:
@@ -281,11 +268,11 @@ def _why(path: Path, own_share: float | None) -> dict[str, Any]:
     return said
 
 
-def why_script(out: Path, ranks: int) -> dict[str, Any]:
+def why_script(ranks: int) -> dict[str, Any]:
     """Run `torchweave why` on a script under a torchrun of its own, and return what it says of every rank."""
     script = Path(__file__).parent / "two_gpus_script.py"
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "torchweave"]
-    words += ["why", "--json", "--save", str(out / "two_gpus_recordings"), str(script)]
+    words += ["why", "--json", str(script)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHED)}
     begun = time.monotonic()
     try:
@@ -333,7 +320,7 @@ def main() -> None:
     ranks = dist.get_world_size()
     dist.destroy_process_group()
     if run.rank == 0:
-        run.result["why_script"] = why_script(args.out, ranks)
+        run.result["why_script"] = why_script(ranks)
         run.result["took_s"] = round(time.time() - run.result["begun"], 1)
         write(run.path, run.result)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from torchweave import __version__
@@ -165,7 +166,7 @@ def join(limit: timedelta = LIMIT) -> torch.device:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     store, rank, size = next(rendezvous("env://", timeout=limit))
     # torchrun keeps its store over a restart, with what the ranks that are gone have said in it
-    store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     if num_gpus() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 0:
         # has to be there before cuBLAS is: without it no product is deterministic
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
