@@ -89,18 +89,29 @@ def planted():
     raise PlantedError("planted here")
 
 
+def device():
+    """Return where the tensors are that the default group sends."""
+    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def full(*shape, value=1.0):
+    """Return a tensor of one number that the default group can send."""
+    return torch.full(shape, value, device=device())
+
+
 def chunk(*parts):
     """Return a chunk that puts each part between two linear layers."""
     layers = [nn.Linear(DIM, DIM), nn.Tanh()]
     for part in parts:
         layers += [part, nn.Linear(DIM, DIM), nn.Tanh()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers).to(device())
 
 
 def inputs(step, salt, rows=4):
     """Return an input that is another one on each rank and at each step."""
     generator = torch.Generator().manual_seed(1000 * step + 100 * salt + dist.get_rank())
-    return torch.randn(rows, DIM, generator=generator, requires_grad=True)
+    return torch.randn(rows, DIM, generator=generator).to(device()).requires_grad_()
 
 
 def gradients(*modules):
@@ -229,13 +240,17 @@ def check_pairs(make, strategy, way, num_steps=3, **options):
 
 def remake_group(timeout_s, root=None, name="again"):
     """Destroy the default group and make it again, as the remedy of a broken group says."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
     root = root if root is not None else dist.distributed_c10d._get_default_store()
     # after a failure the ranks come here up to a time limit apart
     root.set(f"{name}, rank {rank}", "is here")
     root.wait([f"{name}, rank {other}" for other in range(size)], datetime.timedelta(seconds=30))
-    dist.destroy_process_group()
-    join(dist.PrefixStore(name, root), rank, size, timeout_s)
+    if backend == "nccl":
+        # a broken communicator is not to be waited for
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+    join(dist.PrefixStore(name, root), rank, size, timeout_s, backend)
 
 
 def attempt(call):

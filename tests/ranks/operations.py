@@ -97,7 +97,7 @@ def all_gather_into_tensor(x):
     dist.all_gather_into_tensor(y, x)
     return (
         y.view(dist.get_world_size(), *x.shape)
-        .mul(torch.tensor([2.0, 3.0, 4.0, 5.0])[: dist.get_world_size(), None, None])
+        .mul(torch.arange(2.0, 2.0 + dist.get_world_size(), device=x.device)[:, None, None])
         .sum(0)
     )
 
@@ -325,4 +325,34 @@ OPERATIONS = {
     functional_inference: WOVEN,
     region: WOVEN,
     region_with_tensor: WOVEN,
+}
+
+# over NCCL, where each family shares a job: communicators are slow to make
+NCCL_FAMILIES = {
+    "all to all": (all_to_all_single, uneven_all_to_all, all_to_all),
+    "reductions": (
+        *(all_reduce, late_wait, two_in_flight, waited_twice, reduce),
+        *(reduce_scatter, reduce_scatter_tensor, by_future, never_waited),
+    ),
+    "gathers": (all_gather, all_gather_into_tensor, broadcast, gather_scatter, barrier),
+    "objects": (all_gather_object, broadcast_object_list, gather_object),
+    "coalesced": (coalesced_all_reduce, coalesced_async),
+    "functional": (
+        *(functional_all_reduce, functional_late, functional_gather, functional_all_to_all),
+        *(functional_coalesced, functional_no_grad, functional_inference),
+    ),
+    "point to point": (send_recv, one_sided),
+    "batched point to point": (batch_isend_irecv,),
+    "region": (region,),
+}
+NOT_OVER_NCCL = {
+    monitored_barrier: "gloo alone has it",
+    isend_irecv: "both ranks send before they receive, on one stream: serial waits for ever if a send is long",
+    region_with_tensor: "its body reads the tensor on the host",
+}
+# how NCCL runs what gloo runs otherwise
+NCCL_OTHERWISE = {
+    reduce_scatter: WOVEN,  # one operation
+    batch_isend_irecv: NO_STREAMS,  # a block of coalesced operations
+    by_future: {**WOVEN, "auto": "any"},  # with two streams there may be something to gain all the same
 }

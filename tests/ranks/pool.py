@@ -22,6 +22,8 @@ from pathlib import Path
 
 GROUP_TIMEOUT_S = 8.0
 MEET_S = 30.0
+# for a group that is broken, where its backend may not come to an end of it
+TAKE_DOWN_S = 10.0
 
 
 class RanksFailedError(AssertionError):
@@ -33,28 +35,34 @@ class Pool:
 
     Args:
         num_ranks: World size.
+        backend: `gloo`, or `nccl` with a device for each rank.
+        environment: What the rank processes have in their environment beside this one's.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, num_ranks: int, backend: str = "gloo", environment: dict[str, str] | None = None) -> None:
+        self.num_ranks, self._backend = num_ranks, backend
+        self._environment = environment or {}
         self._context = multiprocessing.get_context("spawn")
         self._workers: list = []
         self._num_jobs = 0
         self._server = None
         self._folder = tempfile.TemporaryDirectory(prefix="torchweave-pool-")
 
-    def run(self, function, *args, timeout=60.0, group_timeout_s=GROUP_TIMEOUT_S):
-        """Run `function(*args)` on every rank, inside a fresh gloo group; return the results by rank.
+    def run(self, function, *args, timeout=60.0, group_timeout_s=GROUP_TIMEOUT_S, breaks=False):
+        """Run `function(*args)` on every rank, inside a fresh group; return the results by rank.
 
         Args:
             function: A top-level function; `dist.get_rank()` tells it which rank it is.
             args: Its arguments; picklable.
             timeout: Seconds until the job counts as hung.
             group_timeout_s: The process group's own timeout.
+            breaks: Whether the job leaves a broken group behind. NCCL does not promise that such a one can be taken
+                down; the processes answer before they try, and are replaced where they do not come to an end of it.
         """
         self._start()
         self._num_jobs += 1
-        job = (self._num_jobs, self._server.port, group_timeout_s, function, args)
+        early = breaks and self._backend == "nccl"
+        job = (self._num_jobs, self._server.port, self._backend, group_timeout_s, early, function, args)
         for worker in self._workers:
             worker.pipe.send(job)
         answers, trouble = self._collect(timeout)
@@ -67,6 +75,8 @@ class Pool:
             # after a mere exception too: ranks that left a job at different points number their next groups differently
             self._kill()
             raise RanksFailedError("\n".join([trouble, *stories]).strip())
+        if early and self._collect(TAKE_DOWN_S)[1]:
+            self._kill()
         return [answer[1] for answer in answers]
 
     def close(self):
@@ -88,7 +98,8 @@ class Pool:
             # hosted here, so that it outlives a rank that is killed
             self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._workers = [
-            _Worker(self._context, rank, self.num_ranks, self._folder.name) for rank in range(self.num_ranks)
+            _Worker(self._context, rank, self.num_ranks, self._folder.name, self._environment)
+            for rank in range(self.num_ranks)
         ]
 
     def _kill(self):
@@ -123,11 +134,14 @@ class Pool:
 
 
 class _Worker:
-    def __init__(self, context, rank, num_ranks, folder):
+    def __init__(self, context, rank, num_ranks, folder, environment):
         self.pipe, theirs = context.Pipe()
         self._stacks = Path(folder) / f"stacks-{num_ranks}-{rank}-{time.monotonic_ns()}"
         self.process = context.Process(
-            target=_main, args=(theirs, rank, num_ranks, str(self._stacks)), name=f"rank {rank}", daemon=True
+            target=_main,
+            args=(theirs, rank, num_ranks, str(self._stacks), environment),
+            name=f"rank {rank}",
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -140,8 +154,9 @@ class _Worker:
         return self._stacks.read_text() if self._stacks.exists() else "(not known: the process is still starting)"
 
 
-def _main(pipe, rank, num_ranks, stacks):
+def _main(pipe, rank, num_ranks, stacks, environment):
     """Run jobs until the pool closes."""
+    os.environ.update(environment)
     file = Path(stacks).open("w")  # noqa: SIM115 - faulthandler writes to it for as long as the process lives
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -160,7 +175,7 @@ def _main(pipe, rank, num_ranks, stacks):
             continue
         if job is None:
             return
-        answer = _do(job, rank, num_ranks)
+        answer = _do(job, rank, num_ranks, pipe.send)
         for name, value in c10d.items():
             # whether Engine.close() does this itself is a unit test's business; here jobs are kept apart
             if name != "__dict__" and vars(ProcessGroup)[name] is not value:
@@ -168,27 +183,31 @@ def _main(pipe, rank, num_ranks, stacks):
         pipe.send(answer)
 
 
-def _do(job, rank, num_ranks):
+def _do(job, rank, num_ranks, send):
     """Run one job in a fresh group; say also whether it left the process as it was."""
     import torch
     import torch.distributed as dist
 
     from torchweave.engine import pair
 
-    number, port, group_timeout_s, function, args = job
+    number, port, backend, group_timeout_s, early, function, args = job
     torch.set_num_threads(1)
     torch.manual_seed(number)
     before = state_of_process()
     try:
         store = dist.PrefixStore(f"job{number}", dist.TCPStore("127.0.0.1", port, is_master=False))
-        join(store, rank, num_ranks, group_timeout_s)
+        join(store, rank, num_ranks, group_timeout_s, backend)
         answer = ("done", function(*args))
     except BaseException:
         answer = ("failed", traceback.format_exc())
+    if early:
+        send(answer)
     try:
         pair.engine().close()
         pair.engine.cache_clear()
-        if dist.is_initialized():
+        if early:
+            dist.distributed_c10d._abort_process_group()
+        elif dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()
     except BaseException:
@@ -201,12 +220,22 @@ def _do(job, rank, num_ranks):
     return answer
 
 
-def join(store, rank, num_ranks, group_timeout_s):
+def join(store, rank, num_ranks, group_timeout_s, backend="gloo"):
     """Make the default group; its timeout begins when it is there: to come together may take a busy machine longer."""
+    import torch
     import torch.distributed as dist
 
-    patience = datetime.timedelta(seconds=max(group_timeout_s, MEET_S))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
+    patience, device = datetime.timedelta(seconds=max(group_timeout_s, MEET_S)), None
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=patience, device_id=device)
+    if device is not None:
+        # the first collectives of each form connect the devices
+        x = torch.ones(num_ranks, device=device)
+        dist.all_reduce(x)
+        dist.all_to_all_single(torch.empty_like(x), x)
+        torch.cuda.synchronize()
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=group_timeout_s), dist.group.WORLD)
 
 

@@ -21,6 +21,7 @@ from harness import (
     check_pairs,
     chunk,
     copied,
+    full,
     gradients,
     inputs,
     pair_of,
@@ -93,9 +94,9 @@ class Scene:
 def check_group_in_step():
     """Raise unless the default group still pairs the right operations."""
     for number in (1.0, 2.0, 3.0):
-        x = torch.full((3,), number)
+        x = full(3, value=number)
         dist.all_reduce(x)
-        assert torch.equal(x, torch.full((3,), number * dist.get_world_size())), f"the group is out of step: {x}"
+        assert torch.equal(x, full(3, value=number * dist.get_world_size())), f"the group is out of step: {x}"
 
 
 def timed_attempt(call):
@@ -246,8 +247,8 @@ def test_a_group_made_again_between_pairs_works(pool):
 # ---- deviation from the record ----
 
 DEVIATIONS = {
-    "one more": lambda: all_to_all_single(torch.ones(4, 6)),
-    "another operation": lambda: all_reduce(torch.ones(4, 6)),
+    "one more": lambda: all_to_all_single(full(4, 6)),
+    "another operation": lambda: all_reduce(full(4, 6)),
     "a region": lambda: region(),
     "object": lambda: dist.all_gather_object([None] * dist.get_world_size(), 1),
 }
@@ -369,7 +370,7 @@ def lone_group_appears(strategy):
     scene = Scene(strategy)
     scene.start()
     if dist.get_rank() == 0:
-        scene.arm(("forward",), lambda: _reduce_on(lone, torch.ones(3)))
+        scene.arm(("forward",), lambda: _reduce_on(lone, full(3)))
     scene.check(2)
     scene.check(3)
     scene.disarm()

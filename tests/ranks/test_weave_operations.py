@@ -2,7 +2,7 @@
 
 import pytest
 from harness import Cross, check_pairs, chunk, pair_of
-from operations import OPERATIONS
+from operations import NCCL_FAMILIES, NOT_OVER_NCCL, OPERATIONS
 
 STRATEGIES = ("turns", "streams", "auto")
 
@@ -28,3 +28,9 @@ FOUR = ("all_to_all_single", "late_wait", "uneven_all_to_all", "batch_isend_irec
 def test_equal_to_serial_on_four_ranks(pool4, operation):
     """Catches an order that happens to fit with two ranks alone."""
     pool4.run(check_operation, operation, ("turns", "streams"))
+
+
+def test_every_operation_is_tried_over_nccl_or_says_why_not():
+    """Catches an operation that was added for gloo alone."""
+    named = [operation for family in NCCL_FAMILIES.values() for operation in family]
+    assert sorted(one.__name__ for one in (*named, *NOT_OVER_NCCL)) == sorted(one.__name__ for one in OPERATIONS)
