@@ -156,7 +156,8 @@ class Inherited:
             self._device = torch.cuda.current_device()
             # setting a stream of a device that this process does not use would make a context there: each rank
             # would take some 500 MiB of every other rank's device
-            used = (d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d))
+            cuda: Any = torch._C  # builds without CUDA do not have its functions
+            used = (d for d in range(torch.cuda.device_count()) if cuda._cuda_hasPrimaryContext(d))
             self._streams = tuple(torch.cuda.current_stream(d) for d in used)
 
     def run(self, work: Callable[[], None]) -> None:
