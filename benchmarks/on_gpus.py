@@ -1,6 +1,6 @@
 """Everything that takes a GPU, in one command: the tests and the measurements, several at once where there are devices.
 
-    python benchmarks/on_gpus.py --out RESULTS                  (all of it)
+    python benchmarks/on_gpus.py --out RESULTS                  (all that the devices suffice for)
     python benchmarks/on_gpus.py --out RESULTS --steps tests goals
 
 Each step has devices of its own, a time limit and a log, `RESULTS/STEP.log`; a step that fails or runs too long ends
@@ -40,8 +40,15 @@ class Step:
     limit_s: float = 540.0
 
 
+# a rank that ends costs the row that it was at
+TORCHRUN = "{python} -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3"
 STEPS = {
     "tests": Step("{python} -m pytest tests/gpu --ignore tests/gpu/two -q -p no:cacheprovider"),
+    "two_tests": Step("{python} -m pytest tests/gpu/two -q -p no:cacheprovider", devices=2, limit_s=300.0),
+    "two_gpus": Step(f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}", devices=2),
+    "two_gpus_untried": Step(
+        f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}/untried --untried --rows 0 1 3 4 5 6", devices=2
+    ),
     "doctor": Step("{python} -m torchweave doctor --json", limit_s=120.0),
     "watch_1": Step("{python} benchmarks/watch_scripts.py --part 1/2 --out {out}/watch_1.json"),
     "watch_2": Step("{python} benchmarks/watch_scripts.py --part 2/2 --out {out}/watch_2.json"),
@@ -64,11 +71,12 @@ class Running:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument("--steps", nargs="+", choices=STEPS, metavar="STEP", help=", ".join(STEPS))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     free = devices()
-    ended = run(list(args.steps), free, args.out.resolve())
+    names = args.steps or [name for name, step in STEPS.items() if step.devices <= len(free)]
+    ended = run(names, free, args.out.resolve())
     for name, how in ended.items():
         print(f"{name:<12} {how['ended']:<14} {how['seconds']:6.0f} s")
     sys.exit(any(how["ended"] != "0" for how in ended.values()))
