@@ -6,17 +6,18 @@ import datetime
 import gzip
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchweave.engine.pair import weave
-from torchweave.measure.hidden import Profile, operations_of, recorded, shares
+from torchweave.measure.hidden import Operation, Profile, after_head_start, operations_of, recorded, shares
 from torchweave.measure.subject import Subject
 from torchweave.measure.training import name_of, versions
 
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _SETTINGS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "TORCHWEAVE_")
 
 
@@ -66,9 +67,26 @@ def record_pair(subject: Subject, strategy: str, path: Path, meet: Callable[[], 
     trace = json.loads(plain.read_text())
     plain.unlink()
     trace.pop("traceName", None)  # a path of this machine
+    trace["traceEvents"] = list(of_the_pair(trace["traceEvents"]))
     with gzip.open(path, "wt") as target:
         json.dump(trace, target)
     return shares(operations_of(profile))
+
+
+def of_the_pair(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a trace's events without the device work of the head start, and what ranks meet by before it."""
+    work = [event for event in events if event.get("cat") in DEVICE_WORK]
+    kept = after_head_start(operation(event) for event in work)
+    begin_ns = min((one.begin_ns for one in kept), default=0)
+    for event in events:
+        if event.get("cat") not in DEVICE_WORK or operation(event).begin_ns >= begin_ns:
+            yield event
+
+
+def operation(event: dict[str, Any]) -> Operation:
+    """Return device work of a trace as the benchmark's own profiler hands it over."""
+    begin_ns = round(float(event["ts"]) * 1e3)
+    return Operation(event["name"], begin_ns, begin_ns + round(float(event["dur"]) * 1e3))
 
 
 def grids_of(path: Path, kernels: str = "nccl") -> list[int]:
@@ -78,6 +96,6 @@ def grids_of(path: Path, kernels: str = "nccl") -> list[int]:
     found = {
         event["args"]["grid"][0]
         for event in events
-        if event.get("cat") == "kernel" and event["name"].startswith(kernels)
+        if event.get("cat") == "kernel" and event["name"].startswith(kernels) and "grid" in event["args"]
     }
     return sorted(found)

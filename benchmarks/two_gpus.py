@@ -13,6 +13,7 @@ as failed then.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -41,8 +42,9 @@ GROUP_LIMIT = timedelta(seconds=60)
 # longer: the other rank may be waiting in a collective until its limit
 MEETING_LIMIT_S = GROUP_LIMIT.total_seconds() + 15.0
 NAME = "two_gpus.json"
+FEWER = (16, 8)
 REHEARSAL_DIVISOR, REHEARSAL_STEP = 32, 128
-WHY_LIMIT_S = 90.0
+WHY_LIMIT_S = 60.0
 # what torchrun gives its ranks, and what a torchrun inside must not see
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_ASYNC")
 
@@ -56,7 +58,8 @@ class Row(NamedTuple):
         channels: To how many the user's own group is limited, whoever runs the pair; None leaves that to NCCL.
         goal: The share that `auto` is to recover.
         layers: Layers of the model.
-        peers: What people do today, beside weave: `in_order`, `free` (with a second communicator), or nothing.
+        peers: What stands beside weave: what people do today (`in_order`; `free`, with a second communicator), weave
+            over `fewer` channels than the user's own group has, or nothing.
         traced: Whether traces are kept.
     """
 
@@ -80,6 +83,7 @@ ROWS = (
     Row("dense", 2048, None, 0.80),
     Row("moe", 7168, 8, 0.90),
     Row("moe", 7168, None, 0.90),
+    Row("moe", 4096, None, 0.90, peers="fewer"),
     # last: nothing keeps two communicators of two free threads from waiting for each other
     Row("moe", 4096, None, 0.90, peers="free"),
 )
@@ -172,7 +176,17 @@ class Run:
         with bench.subject.link:
             traces = [self._trace(bench.subject, row, number, strategy) for strategy in _traced(row, found)]
         found["traces"] = [one for of_all_ranks in traces for one in of_all_ranks]
+        found["limit_share"] = self._limit_share(found)
         return found
+
+    def _limit_share(self, found: Mapping[str, Any]) -> float | None:
+        """Return what could be recovered at most if NCCL's channels took their SMs from the computation alone."""
+        channels = [number for one in found["traces"] for number in one["channels_seen"]]
+        gain = found["serial_ms"] - found["bound_ms"]
+        if not channels or gain <= 0:
+            return None
+        num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return 1 - found["communication_ms"] * max(channels) / num_sms / gain
 
     def _options(self, row: Row) -> SubjectOptions:
         if not self.args.rehearse:
@@ -183,6 +197,8 @@ class Run:
     def _peers(self, row: Row) -> Callable[[Subject], Mapping[str, Way]] | None:
         if row.peers == "free":
             return lambda subject: ways.free(subject, self._group(-1))
+        if row.peers == "fewer":
+            return lambda subject: ways.over(subject, {channels: self._group(channels) for channels in FEWER})
         return ways.in_order if row.peers else None
 
     def _group(self, channels: int | None) -> dist.ProcessGroup:
@@ -210,7 +226,7 @@ class Run:
         """Record a pair on every rank and return what each rank's trace holds, and what `torchweave why` says of it."""
         name = f"row{number}_{row.chunk}{row.hidden}_{row.channels or 'default'}ch_rank{self.rank}_{strategy}.json.gz"
         path = self.args.out / name
-        own = record_pair(subject, strategy, path, Meeting(subject.group, MEETING_LIMIT_S).tell)
+        own = record_pair(subject, strategy, path, functools.partial(dist.barrier, subject.group))
         one = {
             "rank": self.rank,
             "strategy": strategy,
@@ -302,7 +318,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="numbers of rows, from 0")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--limit-s", type=float, default=380.0, help="no row begins later than this")
+    parser.add_argument("--limit-s", type=float, default=340.0, help="no row begins later than this")
     parser.add_argument("--untried", action="store_true", help="run what engine/tried.py keeps off on a GPU, too")
     parser.add_argument("--rehearse", action="store_true", help="small sizes, gloo: to see that the script runs")
     return parser.parse_args()

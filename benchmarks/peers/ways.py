@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import contextmanager
+
 import torch.distributed as dist
 
 from peers import barrier, hand_cut, question, two_streams
+from torchweave.engine.pair import weave
 from torchweave.measure import moe
 from torchweave.measure.bench import Way
 from torchweave.measure.subject import Subject, deterministic
@@ -86,5 +90,52 @@ class Apart:
 
     def _use(self, at: int) -> None:
         self.at = at
-        for layer in self.subject.model.layers:
-            layer.mixture.group = self.groups[at]
+        use_group(self.subject, self.groups[at])
+
+
+def over(subject: Subject, groups: Mapping[int, dist.ProcessGroup]) -> dict[str, Way]:
+    """Return weave's `turns` over communicators of fewer channels than the user's own, which serial keeps."""
+    found = {}
+    for channels, group in groups.items():
+        fewer = Over(subject, group, f"turns_{channels}_channels")
+        found[fewer.name] = Way(fewer.run, fewer.make_pair, fewer.is_bit_equal)
+    return found
+
+
+class Over:
+    """Weaves pairs over another group than the subject's own.
+
+    Args:
+        subject: A mixture of experts.
+        group: The other group, over the same ranks.
+        name: What such pairs are called.
+    """
+
+    def __init__(self, subject: Subject, group: dist.ProcessGroup, name: str) -> None:
+        self.subject, self.group, self.name = subject, group, name
+
+    def make_pair(self):
+        with self._on_group():
+            return self.subject.make_pair()
+
+    def run(self, *, forward, backward):
+        with self._on_group():
+            return weave(forward, backward, strategy="turns", kind=self.name)
+
+    def is_bit_equal(self) -> bool:
+        with self._on_group():
+            return self.subject.is_bit_equal(self.run)
+
+    @contextmanager
+    def _on_group(self):
+        use_group(self.subject, self.group)
+        try:
+            yield
+        finally:
+            use_group(self.subject, self.subject.group)
+
+
+def use_group(subject: Subject, group: dist.ProcessGroup) -> None:
+    """Let the forwards that follow communicate on a group."""
+    for layer in subject.model.layers:
+        layer.mixture.group = group

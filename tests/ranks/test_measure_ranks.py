@@ -1,6 +1,7 @@
 """What measuring over several ranks stands on: meetings on the host, and a model on a group of the user's own."""
 
 import datetime
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from harness import attempt
 
 from torchweave.engine.pair import weave
 from torchweave.measure.bench import Bench, BenchOptions
+from torchweave.measure.link import SimulatedLink
 from torchweave.measure.meeting import Meeting
 from torchweave.measure.subject import SubjectOptions
 
@@ -58,3 +60,18 @@ def bench_on_own_group():
 def test_a_model_on_the_users_own_group_uses_no_other(pool):
     """Catches a benchmark that measures the default group where another, slower one was given."""
     assert pool.run(bench_on_own_group) == [0, 0]
+
+
+def meet_while_muted():
+    store = dist.distributed_c10d._get_default_store()
+    with SimulatedLink(None) as link, link.mute():
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+            store.set("rank 0 is here", "")
+        dist.barrier()
+        return store.check(["rank 0 is here"])
+
+
+def test_ranks_begin_together_where_nothing_is_sent(pool):
+    """Catches a barrier that is muted: then computation alone includes what the ranks are apart."""
+    assert pool.run(meet_while_muted) == [True, True]

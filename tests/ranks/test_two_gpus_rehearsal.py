@@ -35,11 +35,11 @@ def test_failures_cost_their_row_alone(tmp_path):
     script, out = tmp_path / "planted.py", tmp_path / "out"
     script.write_text(PLANTED.format(benchmarks=str(ROOT / "benchmarks")))
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    words += [str(script), "--out", str(out), "--rehearse", "--rounds", "2", "--rows", "1", "10", "3", "6"]
+    words += [str(script), "--out", str(out), "--rehearse", "--rounds", "2", "--rows", "1", "11", "3", "6", "10"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=280, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     result = json.loads((out / "two_gpus.json").read_text())
-    assert [row["number"] for row in result["rows"]] == [10, 6]
+    assert [row["number"] for row in result["rows"]] == [11, 6, 10]
     assert [one["number"] for one in result["failed"]] == [1, 3]
     assert result["failed"][0]["error"] == ["ZeroDivisionError: planted on both"] * 2
     assert "the run was started again" in result["failed"][1]["error"]

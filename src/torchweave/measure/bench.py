@@ -149,9 +149,9 @@ class Bench:
         }
 
     def _limit_share(self, times: PairTimes) -> float | None:
-        """Return what could be recovered at most, given the SMs that the link takes from the computation beside it."""
+        """Return what could be recovered at most, given the SMs that a simulated link takes from the computation."""
         gain = times.serial_ms - times.bound_ms
-        if gain <= 0:
+        if gain <= 0 or self.subject.link.gbps is None:
             return None
         held = self.subject.link.held_part(self.subject.exchange_bytes, self.device)
         return 1 - times.communication_ms * held / gain

@@ -67,7 +67,7 @@ def profile_of(call: Callable[[], Any], meet: Callable[[], Any] = lambda: None) 
 
     Args:
         call: Runs one woven pair.
-        meet: Lets the ranks that run the pair together begin together, without using the device.
+        meet: Lets the ranks that run the pair together begin together; what it queues does not count.
     """
     return shares(operations_of(recorded(call, meet)))
 
@@ -79,7 +79,7 @@ def recorded(
 
     Args:
         call: What is recorded.
-        meet: Lets the ranks that run it together begin together, without using the device.
+        meet: Lets the ranks that run it together begin together; what it queues does not count.
         operators: Whether to record the operators of all threads too, for a trace that says more.
     """
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -100,15 +100,20 @@ def recorded(
 
 
 def operations_of(profile: torch.profiler.profile) -> list[Operation]:
-    """Return what the device did in a recorded call, without what gave the host its head start."""
-    found = []
-    for event in profile.events() or ():
-        if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
-            continue
-        if _SLEEP_KERNEL not in event.name:
-            # us to ns
-            found.append(Operation(event.name, round(event.time_range.start * 1e3), round(event.time_range.end * 1e3)))
-    return found
+    """Return what the device did in a recorded call, from the end of what gave the host its head start."""
+    return after_head_start(
+        # us to ns
+        Operation(event.name, round(event.time_range.start * 1e3), round(event.time_range.end * 1e3))
+        for event in profile.events() or ()
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+    )
+
+
+def after_head_start(operations: Iterable[Operation]) -> list[Operation]:
+    """Return what began when the head start was over: a collective by which ranks meet before it waits for them."""
+    found = list(operations)
+    begin_ns = max((one.end_ns for one in found if _SLEEP_KERNEL in one.name), default=0)
+    return [one for one in found if one.begin_ns >= begin_ns]
 
 
 def shares(operations: Iterable[Operation]) -> Profile:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torchweave.errors import UsageError
 from torchweave.measure.hidden import Profile, hidden_share_from_log, profile_of
 from torchweave.measure.link import Recording, SimulatedLink
-from torchweave.measure.meeting import Meeting
 from torchweave.measure.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -127,7 +126,7 @@ class PairBench:
                 forward, backward = self._prepare(name)
                 call = functools.partial(weave, forward=forward, backward=backward)
                 # together: a collective that waits for a rank that is late would count as communication
-                profiles[name] = [profile_of(call, Meeting(self.group).tell)]
+                profiles[name] = [profile_of(call, functools.partial(dist.barrier, self.group))]
         slowest, everywhere = self._over_ranks(samples, profiles)
         return {
             name: summarize({"woven": slowest[name], **{one: slowest[one] for one in BESIDE}}, everywhere[name])
