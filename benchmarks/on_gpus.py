@@ -41,7 +41,7 @@ class Step:
 
 
 # a rank that ends costs the row that it was at
-TORCHRUN = "{python} -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3"
+TORCHRUN = "{python} -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 --max-restarts 3"
 STEPS = {
     "tests": Step("{python} -m pytest tests/gpu --ignore tests/gpu/two -q -p no:cacheprovider"),
     "two_tests": Step("{python} -m pytest tests/gpu/two -q -p no:cacheprovider", devices=2, limit_s=300.0),

@@ -135,7 +135,6 @@ class Run:
                 self.result["not_measured"].append({"number": number, **ROWS[number]._asdict()})
                 continue
             self._row(number)
-        self.result["under_way"] = None
         self.result["communicators_mib"] = self.communicators_mib
         self._write()
 
@@ -153,13 +152,16 @@ class Run:
         errors = self.meeting.tell(error)
         if any(errors):
             self._say(f"{row}: failed: {' | '.join(errors)}")
+            self.result["failed"].append({"number": number, **row._asdict(), "error": errors})
+            self.result["under_way"] = None
+            self._write()
             if not all(errors):
                 raise SystemExit(f"rank {errors.index('')} measured row {number}, another rank failed: {errors}")
             self._check_in_step()
-            self.result["failed"].append({"number": number, **row._asdict(), "error": errors})
             return
         took_s = round(time.monotonic() - begun, 1)
         self.result["rows"].append({"number": number, **row._asdict(), "took_s": took_s, **found})
+        self.result["under_way"] = None
         self._say(f"{row} ({took_s} s): {told(found)}")
         self._write()
 
@@ -287,7 +289,17 @@ def _why(path: Path, own_share: float | None) -> dict[str, Any]:
 def why_script(ranks: int) -> dict[str, Any]:
     """Run `torchweave why` on a script under a torchrun of its own, and return what it says of every rank."""
     script = Path(__file__).parent / "two_gpus_script.py"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "torchweave"]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        "--nproc-per-node",
+        str(ranks),
+        "-m",
+        "torchweave",
+    ]
     words += ["why", "--json", str(script)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHED)}
     begun = time.monotonic()
