@@ -205,10 +205,9 @@ def _do(job, rank, num_ranks, send):
     try:
         pair.engine().close()
         pair.engine.cache_clear()
-        if early:
-            dist.distributed_c10d._abort_process_group()
-        elif dist.is_initialized():
-            dist.destroy_process_group()
+        if dist.is_initialized():
+            # what is broken is not waited for
+            dist.distributed_c10d._abort_process_group() if early else dist.destroy_process_group()
         gc.collect()
     except BaseException:
         return ("dirty", f"{answer[1]}\nthen, while clearing up:\n{traceback.format_exc()}")

@@ -155,7 +155,7 @@ class Inherited:
         if torch.cuda.is_initialized():
             self._device = torch.cuda.current_device()
             # setting a stream of a device that this process does not use would make a context there: each rank
-            # would take some 500 MiB of every other rank's device
+            # would take memory of every other rank's device
             cuda: Any = torch._C  # builds without CUDA do not have its functions
             used = (d for d in range(torch.cuda.device_count()) if cuda._cuda_hasPrimaryContext(d))
             self._streams = tuple(torch.cuda.current_stream(d) for d in used)
