@@ -24,7 +24,10 @@ from torchweave.schedule.action import Action
 # a rank that is alive answers within the first, and says who is not within the second
 _GRACE_S = 1.0
 _PATIENCE_S = 4.0
+# the store is asked so often whether another rank has failed
 _POLL_S = 0.02
+# at each step's end a GPU is waited for so: what it ends later than it is looked at is lost to every step
+_LONGEST_PAUSE_S = 0.001
 _BREAK_TAG = 2**30
 _KEY = "failed"
 
@@ -141,15 +144,17 @@ class Guard:
         Raises:
             PipelineError: A rank failed, or the limit is over.
         """
-        end, pause = time.monotonic() + self.limit_s, 0.0002
+        end, pause, look_at = time.monotonic() + self.limit_s, 0.0002, 0.0
         while not is_done():
-            if (note := self._read()) is not None:
-                raise self._adopt(note)
-            if time.monotonic() > end:
-                where = awaited or Where(self.rank, None, "the end of the step", None)
-                raise self.fail(where, self._silence(awaited))
+            if (now := time.monotonic()) >= look_at:
+                look_at = now + _POLL_S
+                if (note := self._read()) is not None:
+                    raise self._adopt(note)
+                if now > end:
+                    where = awaited or Where(self.rank, None, "the end of the step", None)
+                    raise self.fail(where, self._silence(awaited))
             time.sleep(pause)
-            pause = min(2 * pause, _POLL_S)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def behind(self, error: RuntimeError, awaited: Where | None, waited_s: float = 0.0) -> PipelineError:
         """Return the failure behind a transfer's error: another rank's note, or else a rank that is gone or silent.

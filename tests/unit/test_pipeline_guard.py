@@ -1,0 +1,82 @@
+"""How a rank waits on its host for what a GPU does: it notices the end at once, and asks the store seldom."""
+
+import json
+
+import pytest
+import torch
+
+from torchweave.errors import PipelineError
+from torchweave.pipeline import faults
+from torchweave.pipeline.groups import group_limit_s
+
+ENDS_AFTER_S = 0.5
+
+
+class Clock:
+    """Time that passes in sleeps alone."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class CountingStore:
+    """A store in which a note may appear."""
+
+    def __init__(self, clock, note=None, after_s=0.0):
+        self.clock, self.note, self.after_s, self.num_checks = clock, note, after_s, 0
+
+    def check(self, names):
+        self.num_checks += 1
+        return self.note is not None and self.clock.now >= self.after_s
+
+    def get(self, name):
+        return self.note.encode()
+
+    def compare_set(self, name, expected, note):
+        return note.encode()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(faults, "time", clock)
+    return clock
+
+
+def guard(store, limit_s=10.0):
+    return faults.Guard(None, store, limit_s, torch.device("cpu"))
+
+
+def test_the_end_of_a_step_is_noticed_within_a_millisecond_and_the_store_is_asked_seldom(clock):
+    store = CountingStore(clock)
+    guard(store).wait_on_host(lambda: clock.now >= ENDS_AFTER_S, None)
+    assert clock.now - ENDS_AFTER_S <= 0.0011
+    assert store.num_checks <= ENDS_AFTER_S / 0.02 + 1
+
+
+def test_another_ranks_failure_ends_the_wait(clock):
+    note = json.dumps([faults.Where(3, 1, "1F2", 2), "ValueError: planted here"])
+    store = CountingStore(clock, note, after_s=0.2)
+    with pytest.raises(PipelineError) as caught:
+        guard(store).wait_on_host(lambda: False, None)
+    assert (caught.value.rank, caught.value.action) == (3, "1F2")
+    assert clock.now <= 0.25
+
+
+def test_a_silent_rank_is_named_when_the_limit_is_over(clock):
+    awaited = faults.Where(1, 1, "1F2", 2)
+    with pytest.raises(PipelineError, match="1F2 on rank 1"):
+        guard(CountingStore(clock), limit_s=1.0).wait_on_host(lambda: False, awaited)
+    assert 1.0 <= clock.now <= 1.05
+
+
+def test_nccls_watchdog_leaves_a_rank_the_time_to_say_who_is_silent():
+    """It counts from where an operation was queued, and a rank's own wait from where the whole step was."""
+    assert group_limit_s(60.0, over_nccl=False) == 60.0
+    assert group_limit_s(60.0, over_nccl=True) > 2 * 60.0
