@@ -46,11 +46,13 @@ class Profile(NamedTuple):
     idle_share: float | None
 
 
-def profile_of(call: Callable[[], Any]) -> Profile:
+def profile_of(call: Callable[[], Any], counts: Callable[[str], bool] | None = None) -> Profile:
     """Return what a GPU did: kernels of NCCL and of a simulated link against all other device work.
 
     Args:
-        call: Runs one woven pair.
+        call: Runs one woven pair, or a step of them.
+        counts: Says by its name whether a kernel of communication is of the kind that is asked about; None asks about
+            all of them.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         sleep_on_device(_HEAD_START)
@@ -58,21 +60,30 @@ def profile_of(call: Callable[[], Any]) -> Profile:
         torch.cuda.synchronize()
     communication: list[tuple[int, int]] = []
     computation: list[tuple[int, int]] = []
+    beside: list[tuple[int, int]] = []
     for event in profile.events() or ():
         if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
             continue
         if _SLEEP_KERNEL in event.name:
             continue
         span = (round(event.time_range.start * 1e3), round(event.time_range.end * 1e3))  # us to ns
-        (communication if is_communication(event.name) else computation).append(span)
-    busy = union(communication + computation)
+        if not is_communication(event.name):
+            computation.append(span)
+        else:
+            (communication if counts is None or counts(event.name) else beside).append(span)
+    busy = union(communication + computation + beside)
     whole = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
     return Profile(_share(union(communication), union(computation)), 1 - length(busy) / whole if whole else None)
 
 
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel's name is one of communication."""
-    return kernel.startswith(("nccl", LINK_KERNEL))
+    return kernel.startswith("nccl") or is_simulated(kernel)
+
+
+def is_simulated(kernel: str) -> bool:
+    """Return whether a kernel's name is that of a simulated link."""
+    return kernel.startswith(LINK_KERNEL)
 
 
 def _share(communication: Intervals, computation: Intervals) -> float | None:
