@@ -54,10 +54,13 @@ def parse() -> argparse.Namespace:
     add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     add("--limit-s", type=float, default=465.0, help="no part measures after this (default: 465)")
     add("--rehearse", action="store_true", help="try it out with gloo on CPUs, at tiny sizes")
+    add("--small", action="store_true", help="at tiny sizes: whether it runs, and is equal, and nothing about times")
     add("--part", choices=list(PARTS), help=argparse.SUPPRESS)  # this process is a rank of that part
     add("--work", type=Path, help=argparse.SUPPRESS)
     add("--seconds", type=float, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.small |= args.rehearse
+    return args
 
 
 def main() -> int:
@@ -98,7 +101,7 @@ def head(args: argparse.Namespace) -> dict[str, Any]:
         "what": "two GPUs over NCCL: pipelines and adapters",
         "rehearsal": args.rehearse,
         "command": "torchrun --nproc-per-node 2 benchmarks/two_gpu_pipeline.py "
-        + " ".join(["--out DIR", "--parts", *args.parts, *(["--rehearse"] if args.rehearse else [])]),
+        + " ".join(["--out DIR", "--parts", *args.parts, *shared_words(args)]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": name_of(device),
         "versions": {**versions(device), **framework_versions()},
@@ -106,7 +109,14 @@ def head(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.rehearse:
         result["what"] += "; a rehearsal with gloo on CPUs at tiny sizes, whose times mean nothing"
+    elif args.small:
+        result["what"] += "; at tiny sizes, whose times mean nothing"
     return result
+
+
+def shared_words(args: argparse.Namespace) -> list[str]:
+    """Return the words that every rank of every part is started with."""
+    return [f"--{name}" for name in ("rehearse", "small") if getattr(args, name)]
 
 
 def framework_versions() -> dict[str, str]:
@@ -131,7 +141,7 @@ def run_part(name: str, args: argparse.Namespace, work: Path, left_s: float) -> 
     print(f"--- {name}, at most {seconds:.0f} s", flush=True)
     begun = time.monotonic()
     words = ["--part", name, "--work", str(work), "--out", str(args.out), "--seconds", str(seconds)]
-    words += ["--rehearse"] if args.rehearse else []
+    words += shared_words(args)
     status, errors = "done", []
     try:
         launch.start_ranks(words, RANKS, limit_s=seconds + END_S, program=[str(Path(__file__).resolve())])
@@ -160,13 +170,13 @@ def run_rank(args: argparse.Namespace) -> int:
         import importlib
 
         import torch.distributed as dist
-        from two_gpu.setup import REHEARSED, Report, Setup, Sizes
+        from two_gpu.setup import SMALL, Report, Setup, Sizes
 
         from torchweave.engine.pair import choices, engine
         from torchweave.measure.training import join
 
         part = PARTS[args.part]
-        sizes = REHEARSED if args.rehearse else Sizes()
+        sizes = SMALL if args.small else Sizes()
         device = join()
         if (device.type == "cpu") != args.rehearse:
             raise SystemExit(f"the ranks are on {device}: each needs a GPU of its own, or --rehearse")

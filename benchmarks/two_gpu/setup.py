@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
 
-REHEARSED = Sizes(4, 64, 128, 64, 2, (4,), 2, 2.0, torch.float32)
+SMALL = Sizes(4, 64, 128, 64, 2, (4,), 2, 2.0, torch.float32)
 
 
 class Report:
