@@ -1,6 +1,7 @@
 """How a rank waits on its host for what a GPU does: it notices the end at once, and asks the store seldom."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -74,6 +75,42 @@ def test_a_silent_rank_is_named_when_the_limit_is_over(clock):
     with pytest.raises(PipelineError, match="1F2 on rank 1"):
         guard(CountingStore(clock), limit_s=1.0).wait_on_host(lambda: False, awaited)
     assert 1.0 <= clock.now <= 1.05
+
+
+class Blocked:
+    """A host that its GPU holds until the connections are closed."""
+
+    def __init__(self, monkeypatch):
+        self.freed = threading.Event()
+        monkeypatch.setattr(faults, "_LOOKOUT_S", 0.01)
+        monkeypatch.setattr(faults.Guard, "_break", lambda _: self.freed.set())
+
+    def wait(self):
+        return self.freed.wait(30)
+
+
+def gpu_guard(store):
+    return faults.Guard(None, store, 10.0, torch.device("cuda"))
+
+
+def test_a_host_that_its_gpu_blocks_is_freed_where_another_rank_has_failed(monkeypatch):
+    note = json.dumps([faults.Where(3, 1, "1F2", 2), "ValueError: planted here"])
+    blocked = Blocked(monkeypatch)
+    found = gpu_guard(CountingStore(Clock(), note))
+    # what the host goes on with is of no use, whether it notices or not
+    with pytest.raises(PipelineError, match="1F2") as caught, found.lookout():
+        assert blocked.wait()
+    assert caught.value.rank == 3
+    here = faults.Where(0, 0, "0F4", 4)
+    with pytest.raises(PipelineError, match="1F2"), found.lookout(), found.at(here):
+        raise RuntimeError("the data was garbage")
+
+
+def test_the_lookout_ends_with_the_step(monkeypatch):
+    Blocked(monkeypatch)
+    with gpu_guard(CountingStore(Clock())).lookout():
+        assert any(thread.name == "torchweave lookout" for thread in threading.enumerate())
+    assert not any(thread.name == "torchweave lookout" for thread in threading.enumerate())
 
 
 def test_nccls_watchdog_leaves_a_rank_the_time_to_say_who_is_silent():

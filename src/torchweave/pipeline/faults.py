@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -28,6 +29,8 @@ _PATIENCE_S = 4.0
 _POLL_S = 0.02
 # at each step's end a GPU is waited for so: what it ends later than it is looked at is lost to every step
 _LONGEST_PAUSE_S = 0.001
+# so often a rank looks for other ranks' failures while its host may be blocked by its GPU
+_LOOKOUT_S = 1.0
 _BREAK_TAG = 2**30
 _KEY = "failed"
 
@@ -75,10 +78,39 @@ class Guard:
         self._on_gpu = device.type == "cuda"
         self._others: list[dist.ProcessGroup] = []
         self._note: str | None = None
+        self._breaks = threading.Lock()
 
     def watch(self, group: dist.ProcessGroup) -> None:
         """Break this group too where the pipeline fails."""
         self._others.append(group)
+
+    @contextlib.contextmanager
+    def lookout(self) -> Iterator[None]:
+        """Look for other ranks' failures from another thread: a GPU that waits for such a rank may block the host.
+
+        With gloo whoever waits is woken by the connection that is closed.
+
+        Raises:
+            PipelineError: Another rank's failure was found, of which this rank's host has noticed nothing.
+        """
+        if not self._on_gpu or self._store is None:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._look_out, args=(over,), name="torchweave lookout", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_PATIENCE_S)
+        self.check()
+
+    def _look_out(self, over: threading.Event) -> None:
+        while not over.wait(_LOOKOUT_S):
+            if (note := self._read()) is not None:
+                self._adopt(note)  # what the GPU waits for ends with the connections; the host then finds the note
+                return
 
     def check(self) -> None:
         """Raise where the pipeline failed before.
@@ -108,11 +140,12 @@ class Guard:
 
     def fail(self, where: Where, cause: str) -> PipelineError:
         """Tell every rank of a failure, and return the error to raise: an earlier failure's, where there was one."""
-        if self._note is None:
-            note = json.dumps([where, cause])
-            self._note = self._write(note) or note
-            self._break()
-        return _error(self._note)
+        with self._breaks:
+            if self._note is None:
+                note = json.dumps([where, cause])
+                self._note = self._write(note) or note
+                self._break()
+            return _error(self._note)
 
     def wait(self, work: dist.Work, awaited: Where | None, *, on_host: bool = False) -> None:
         """Wait for a transfer on the host, or with NCCL on the current stream alone.
@@ -204,10 +237,11 @@ class Guard:
         return str(WaitLimitError(f"rank {self.rank}", what, self.limit_s).rule)
 
     def _adopt(self, note: str) -> PipelineError:
-        if self._note is None:
-            self._note = note
-            self._break()
-        return _error(self._note)
+        with self._breaks:
+            if self._note is None:
+                self._note = note
+                self._break()
+            return _error(self._note)
 
     def _write(self, note: str) -> str | None:
         """Leave a note in the store, unless there is one; return the one that is there."""

@@ -113,9 +113,10 @@ class Pipeline:
                 labels = Microbatches("targets", targets, num_microbatches)
                 step = Step(rig, plan, pieces, labels, loss_fn, seed, keep_outputs)
                 signature = self._begin(step, digest)
-            step.run()
-            with rig.guard.at(Where(here, None, "the end of the step", None)):
-                losses = self._losses(step)
+            with rig.guard.lookout():
+                step.run()
+                with rig.guard.at(Where(here, None, "the end of the step", None)):
+                    losses = self._losses(step)
             rig.book.close(signature)
         except BaseException:
             self._abandon()

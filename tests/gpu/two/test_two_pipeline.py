@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+
+import torchweave as tw
+from torchweave.errors import PipelineError
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE, BENCHMARK = ROOT / "examples" / "train_moe.py", ROOT / "benchmarks" / "two_gpu_pipeline.py"
@@ -130,6 +135,63 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(one_process, tmp_path
     # and the checkpoint of two ranks is one of a single process, too
     train(1, "--schedule", "zbv", "--steps", "6", "--json", str(log), "--checkpoints", str(folder))
     assert losses(log) == one_process
+
+
+class First(nn.Module):
+    """A stage that may read a number of each microbatch: the host waits for all that its GPU was given before."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.linear, self.reads = nn.Linear(4, 4), reads
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * float(y.detach().sum().item() < 1e9) if self.reads else y
+
+
+class Trap(nn.Module):
+    """A stage that raises in its fifth forward: the first of the second step of four microbatches."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.left = nn.Linear(4, 4), 4
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("planted here")
+        return self.linear(x)
+
+
+def fail_on_rank_1(rank, folder, device_type, reads):
+    """Be a rank of a pipeline whose rank 1 raises; write down what this rank is told."""
+    device = torch.device(device_type, rank)
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.FileStore(str(folder / "store"), 2)
+    options = {"device_id": device} if device_type == "cuda" else {}
+    dist.init_process_group("nccl" if options else "gloo", store=store, rank=rank, world_size=2, **options)
+    module = (Trap() if rank else First(reads)).to(device_type)
+    pipeline = tw.pipeline.build(module, "1f1b", limit_s=60.0)
+    x = torch.ones(8, 4, device=device_type)
+    told = []
+    try:
+        for _ in range(2):  # in the first step shapes are learnt, over the store: there a host waits for the other's
+            pipeline.step(x, num_microbatches=4, loss_fn=lambda y: y.square().mean())
+    except PipelineError as error:
+        told = [error.rank, error.stage, error.action, error.microbatch, error.cause]
+    (folder / f"told-{rank}").write_text(json.dumps(told))
+    os._exit(0)  # a group whose connections are closed needs no order
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["host ahead", "host blocked by its GPU"])
+def test_an_exception_on_one_rank_is_every_ranks_error(reads, tmp_path):
+    """Catches a rank that goes on to its limit, or to the end of its process, where the other one has said why."""
+    torch.multiprocessing.spawn(fail_on_rank_1, (tmp_path, "cuda", reads), 2)
+    for rank in range(2):
+        *place, cause = json.loads((tmp_path / f"told-{rank}").read_text())
+        assert place == [1, 1, "1F0", 0]
+        assert "ValueError: planted here" in cause
 
 
 def test_the_benchmarks_steps_are_equal_and_its_transfers_are_found(tmp_path):
