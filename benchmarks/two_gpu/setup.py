@@ -22,6 +22,7 @@ from torchweave.measure.moe import CapacityMixture, ModelSizes, MoeLanguageModel
 from torchweave.measure.parts import ModelPart, parts_of
 from torchweave.measure.subject import deterministic
 from torchweave.measure.text import Batches, python_text
+from torchweave.measure.training import LIMIT
 
 
 class Sizes(NamedTuple):
@@ -112,10 +113,11 @@ class Setup(NamedTuple):
 def group_with(ctas: int | None, device: torch.device) -> dist.ProcessGroup:
     """Return a group of all ranks whose collectives hold at most so many SMs; None lets NCCL choose."""
     if device.type != "cuda" or ctas is None:
-        return dist.new_group()
+        return dist.new_group(timeout=LIMIT)
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = LIMIT  # torch warns where this is not the timeout that it is given
     options.config.max_ctas = ctas
-    return dist.new_group(pg_options=options)
+    return dist.new_group(timeout=LIMIT, backend="nccl", pg_options=options)
 
 
 def alone() -> dist.ProcessGroup:
