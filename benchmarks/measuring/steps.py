@@ -85,7 +85,7 @@ class Equality:
     """Whether several ways compute the same bits, step by step: what each returns is compared with the first one's."""
 
     def __init__(self) -> None:
-        self.holds = True
+        self._different: set[str] = set()
         self._truth: tuple[str, list[torch.Tensor]] | None = None
 
     def see(self, name: str, tensors: list[torch.Tensor]) -> None:
@@ -94,8 +94,10 @@ class Equality:
             self._truth = (name, [tensor.detach().clone() for tensor in tensors])
             return
         truth = self._truth[1]
-        self.holds &= len(truth) == len(tensors) and all(map(torch.equal, truth, tensors))
+        if len(truth) != len(tensors) or not all(map(torch.equal, truth, tensors)):
+            self._different.add(name)
 
-    def everywhere(self) -> bool:
-        """Return whether it holds on every rank."""
-        return all(gathered(self.holds))
+    def said(self) -> dict[str, Any]:
+        """Return for a result file whether it holds on every rank, and for which ways it does not."""
+        different = sorted(set().union(*gathered(self._different)))
+        return {"bit_equal": not different, **({"different": different} if different else {})}

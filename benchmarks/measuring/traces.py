@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 from measuring.steps import gathered, wait
-from torchweave.cli.pipeline_picture import measured_step
 from torchweave.schedule.simulate import Simulation
-from torchweave.trace.read import read
 
 _ACTION = re.compile(r"PP:(\d+[FBIW]\d+|\(.*\)OVERLAP_F_B)")
 
@@ -50,6 +48,10 @@ def record_on_all(call: Callable[[], Any], folder: Path, name: str, device: torc
 
 def step_of(traces: Sequence[Path]) -> Simulation:
     """Return the step that the ranks' traces hold, as `torchweave why --pipeline` sees it."""
+    # late: to record a trace needs nothing of what reads one
+    from torchweave.cli.pipeline_picture import measured_step
+    from torchweave.trace.read import read
+
     return measured_step([read(trace, host_only=True) for trace in traces])
 
 

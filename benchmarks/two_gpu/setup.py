@@ -157,8 +157,8 @@ def step_of(pipeline: tw.pipeline.Pipeline, text: torch.Tensor, microbatches: in
 
 def are_equal(
     ways: Mapping[str, Callable[[], torch.Tensor]], parameters: list[torch.nn.Parameter], device: torch.device
-) -> bool:
-    """Return whether all ways have the same losses and gradients, with deterministic kernels, to the bit."""
+) -> dict[str, Any]:
+    """Say whether all ways have the same losses and gradients, with deterministic kernels, to the bit."""
     equality = Equality()
     with deterministic(device):
         for _ in range(2):  # in the first, kinds of pairs are recorded
@@ -167,7 +167,7 @@ def are_equal(
                 loss = step()
                 equality.see(name, [loss, *(p.grad for p in parameters if p.grad is not None)])
     clear(parameters)
-    return equality.everywhere()
+    return equality.said()
 
 
 def clear(parameters: list[torch.nn.Parameter]) -> None:

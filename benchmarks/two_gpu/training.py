@@ -55,7 +55,7 @@ def experts(setup: Setup) -> None:
             if setup.is_over():
                 return
             ways = ways_of(pipelines, setup.rows(count, 1 + dist.get_rank()), count)
-            equal = are_equal(ways, parameters, setup.device) if count == setup.sizes.counts[0] else None
+            equal = are_equal(ways, parameters, setup.device) if count == setup.sizes.counts[0] else {}
             times = in_turn(ways, setup.sizes.rounds, setup.device, before=before_each(parameters))
             row = {
                 "schedule": "dualpipev",
@@ -63,7 +63,7 @@ def experts(setup: Setup) -> None:
                 "nccl_ctas": ctas,
                 "microbatches": count,
                 "pairs": num_pairs(pipelines["turns"], count),
-                "bit_equal": equal,
+                **equal,
                 # each rank has text of its own
                 **rates(times, 2 * count * setup.sizes.tokens),
                 "step_mib": peaks_mib(ways, parameters, setup.device),
@@ -92,7 +92,7 @@ def pipelines(setup: Setup) -> None:
                 ways = ways_of(built, setup.rows(count, 1), count)
                 pairs = {name: num_pairs(pipeline, count) for name, pipeline in built.items()}
                 woven = {name: way for name, way in ways.items() if name.startswith("dualpipev")}
-                equal = are_equal(woven, parameters, setup.device) if count == setup.sizes.counts[0] else None
+                equal = are_equal(woven, parameters, setup.device) if count == setup.sizes.counts[0] else {}
                 losses: dict[str, float] = {}
                 times = in_turn(
                     ways,
@@ -106,7 +106,7 @@ def pipelines(setup: Setup) -> None:
                     "link_ms": setup.sizes.link_ms if simulated else None,
                     "microbatches": count,
                     "pairs": pairs,
-                    "bit_equal": equal,
+                    **equal,
                     "losses": losses,
                     **rates(times, count * setup.sizes.tokens, "1f1b serial"),
                     "woven_over_serial": {
@@ -147,4 +147,4 @@ def told(row: Mapping[str, Any]) -> str:
     """Return a row in one line."""
     speeds = ", ".join(f"{name} {rate:,.0f}" for name, rate in row["tokens_per_second"].items())
     link = row.get("nccl_ctas") or row.get("link_ms") or "as it is"
-    return f"link {link}, {row['microbatches']} microbatches: tokens/s {speeds}; bit-equal {row['bit_equal']}"
+    return f"link {link}, {row['microbatches']} microbatches: tokens/s {speeds}; bit-equal {row.get('bit_equal', '-')}"

@@ -32,7 +32,7 @@ def rehearse(folder, *parts, ends_well=True, **environment):
 
 def test_steps_and_bubbles(tmp_path):
     found = rehearse(tmp_path, "experts", "pipelines", "transfers", "bubbles")
-    assert all(row["bit_equal"] for part in ("experts", "pipelines") for row in found[part]["rows"])
+    assert all(row["bit_equal"] for part in ("experts", "pipelines") for row in found[part]["rows"]), found
     for row in found["pipelines"]["rows"]:
         assert row["losses"]["dualpipe turns"] == pytest.approx(row["losses"]["1f1b serial"], rel=1e-5)
     assert len(found["bubbles"]["rows"]) == 8
@@ -49,4 +49,4 @@ def test_a_part_that_fails_is_written_down_and_the_next_goes_on(tmp_path):
     assert found["deepseek"]["status"] == "failed"
     assert any("planted here" in error for error in found["deepseek"]["errors"])
     assert found["torch"]["status"] == "done"
-    assert all(row["bit_equal"] for row in found["torch"]["rows"])
+    assert all(row["bit_equal"] for row in found["torch"]["rows"]), found

@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from pipelines import Even, data, mse
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import torchweave as tw
 from torchweave.errors import PipelineError
@@ -20,7 +24,7 @@ from torchweave.errors import PipelineError
 ROOT = Path(__file__).parents[3]
 EXAMPLE, BENCHMARK = ROOT / "examples" / "train_moe.py", ROOT / "benchmarks" / "two_gpu_pipeline.py"
 SMALL = ["--layers", "4", "--batch", "1", "--sequence", "64", "--microbatches", "4", "--experts", "2"]
-LIMIT_S = 20
+LIMIT_S, COUNT = 20, 4
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,6 +141,55 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(one_process, tmp_path
     assert losses(log) == one_process
 
 
+def enter(rank, folder, device_type):
+    """Enter a group of two ranks; with `cpu` a test's functions can be tried out where there are no GPUs."""
+    device = torch.device(device_type, rank)
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.FileStore(str(folder / "store"), 2)
+    options = {"device_id": device} if device_type == "cuda" else {}
+    dist.init_process_group("nccl" if options else "gloo", store=store, rank=rank, world_size=2, **options)
+
+
+def gradients(wrap, strategy, own, device_type):
+    """Return the gradients of some steps of a V on this rank alone, whose chunks are wrapped."""
+    chunks = [wrap(Even(index).to(device_type)) for index in range(2)]
+    pipeline = tw.pipeline.build(chunks, "dualpipev", group=own, strategy=strategy)
+    found = []
+    for number in range(3):
+        x, y = (part.to(device_type) for part in data(COUNT, number + 10 * dist.get_rank()))
+        pipeline.step(x, y, num_microbatches=COUNT, loss_fn=mse)
+        for parameter in (p for chunk in chunks for p in chunk.parameters()):
+            grad = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+            found.append(grad.clone())
+            parameter.grad = None
+    return found
+
+
+def be_data_parallel(rank, folder, device_type):
+    """Compare two ranks' gradients under DDP and FSDP2 with the mean of what the ranks have without."""
+    enter(rank, folder, device_type)
+    own, mesh = dist.new_subgroups(1)[0], init_device_mesh(device_type, (2,))
+
+    def with_fsdp(module):
+        fully_shard(module.inner, mesh=mesh)
+        return fully_shard(module, mesh=mesh)
+
+    expected = gradients(lambda module: module, "serial", own, device_type)
+    for grad in expected:
+        dist.all_reduce(grad)
+    for wrap in (DistributedDataParallel, with_fsdp):
+        for strategy in ("serial", "turns", "auto"):
+            found = gradients(wrap, strategy, own, device_type)
+            torch.testing.assert_close(found, [grad / 2 for grad in expected], rtol=1e-5, atol=1e-7)
+    dist.destroy_process_group()
+
+
+def test_data_parallelism_over_nccl(tmp_path):
+    """Catches a reduction that meets the other strand, or gradients that are read before they were reduced."""
+    torch.multiprocessing.spawn(be_data_parallel, (tmp_path, "cuda"), 2)
+
+
 class First(nn.Module):
     """A stage that may read a number of each microbatch: the host waits for all that its GPU was given before."""
 
@@ -165,12 +218,7 @@ class Trap(nn.Module):
 
 def fail_on_rank_1(rank, folder, device_type, reads):
     """Be a rank of a pipeline whose rank 1 raises; write down what this rank is told."""
-    device = torch.device(device_type, rank)
-    if device_type == "cuda":
-        torch.cuda.set_device(device)
-    store = dist.FileStore(str(folder / "store"), 2)
-    options = {"device_id": device} if device_type == "cuda" else {}
-    dist.init_process_group("nccl" if options else "gloo", store=store, rank=rank, world_size=2, **options)
+    enter(rank, folder, device_type)
     module = (Trap() if rank else First(reads)).to(device_type)
     pipeline = tw.pipeline.build(module, "1f1b", limit_s=60.0)
     x = torch.ones(8, 4, device=device_type)
@@ -204,7 +252,7 @@ def test_the_benchmarks_steps_are_equal_and_its_transfers_are_found(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = json.loads((tmp_path / "two_gpu_pipeline.json").read_text())["parts"]
-    assert all(row["bit_equal"] for part in ("experts", "pipelines") for row in found[part]["rows"])
+    assert all(row["bit_equal"] for part in ("experts", "pipelines") for row in found[part]["rows"]), found
     for row in found["transfers"]["rows"]:
         assert row["transfers"] > 0
         assert row["matched"], row
