@@ -106,6 +106,38 @@ def test_a_host_that_its_gpu_blocks_is_freed_where_another_rank_has_failed(monke
         raise RuntimeError("the data was garbage")
 
 
+class Transfer:
+    """A transfer on a GPU; like one over a simulated link it never says that it is complete."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def is_completed(self):
+        return False
+
+    def exception(self):
+        return self.error
+
+    def wait(self):
+        return True
+
+
+def test_a_transfer_has_ended_where_the_stream_that_waits_for_it_has(clock, monkeypatch):
+    monkeypatch.setattr(faults, "mark", lambda _: lambda: clock.now >= ENDS_AFTER_S)
+    gpu_guard(CountingStore(clock)).wait(Transfer(), None, on_host=True)
+    assert ENDS_AFTER_S <= clock.now <= ENDS_AFTER_S + 0.0011
+
+
+def test_a_transfer_that_ended_in_an_error_is_no_success(monkeypatch):
+    monkeypatch.setattr(faults, "mark", lambda _: lambda: False)
+    monkeypatch.setattr(faults.Guard, "_break", lambda _: None)
+    awaited = faults.Where(1, 1, "1F2", 2)
+    transfer = Transfer(RuntimeError("remote process exited"))
+    with pytest.raises(PipelineError, match="remote process exited") as caught:
+        gpu_guard(CountingStore(Clock())).wait(transfer, awaited, on_host=True)
+    assert caught.value.rank == 1
+
+
 def test_the_lookout_ends_with_the_step(monkeypatch):
     Blocked(monkeypatch)
     with gpu_guard(CountingStore(Clock())).lookout():

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchweave.errors import PipelineError, WaitLimitError
+from torchweave.pipeline.connections import close_connections, mark
 from torchweave.schedule.action import Action
 
 # a rank that is alive answers within the first, and says who is not within the second
@@ -31,7 +32,6 @@ _POLL_S = 0.02
 _LONGEST_PAUSE_S = 0.001
 # so often a rank looks for other ranks' failures while its host may be blocked by its GPU
 _LOOKOUT_S = 1.0
-_BREAK_TAG = 2**30
 _KEY = "failed"
 
 
@@ -75,7 +75,7 @@ class Guard:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.limit_s = limit_s
         self._group, self._store = group, store
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._others: list[dist.ProcessGroup] = []
         self._note: str | None = None
         self._breaks = threading.Lock()
@@ -157,15 +157,32 @@ class Guard:
 
         Raises:
             PipelineError: A rank failed, or did nothing within the limit.
+
+        Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `WorkNCCL::isCompleted` and `WorkNCCL::wait`.
         """
-        if on_host and self._on_gpu:
-            self.wait_on_host(work.is_completed, awaited)
         begin = time.monotonic()
         try:
             work.wait() if self._on_gpu else work.wait(datetime.timedelta(seconds=self.limit_s))
         except RuntimeError as error:
             waited_s = time.monotonic() - begin
             raise self.behind(error, awaited, waited_s) from error
+        if on_host and self._on_gpu:
+            self._wait_for_gpu(work, awaited)
+
+    def _wait_for_gpu(self, work: dist.Work, awaited: Where | None) -> None:
+        """Wait on the host for a transfer that the current stream waits for already.
+
+        Not by the transfer's own word: one over a simulated link never says that it is complete, and one of NCCL's
+        says so where NCCL has found an error, too.
+        """
+        is_reached = mark(self._device)
+
+        def has_ended() -> bool:
+            return is_reached() or isinstance(work.exception(), RuntimeError)
+
+        self.wait_on_host(has_ended, awaited)
+        if isinstance(error := work.exception(), RuntimeError):
+            raise self.behind(error, awaited)
 
     def wait_on_host(self, is_done: Callable[[], bool], awaited: Where | None) -> None:
         """Wait until something has happened that nothing wakes this rank for, and look for other ranks' failures.
@@ -268,25 +285,7 @@ class Guard:
         """Close the pipeline's connections, so that whoever waits for this rank is woken."""
         for group in (self._group, *self._others):
             if group is not None:
-                _close(group, on_gpu=self._on_gpu)
-
-
-def _close(group: dist.ProcessGroup, *, on_gpu: bool) -> None:
-    """Close a group's connections.
-
-    Source: gloo/transport/tcp/unbound_buffer.cc: a wait whose time is over fails every pair of its context.
-    """
-    if on_gpu:
-        with contextlib.suppress(RuntimeError):
-            group._get_backend(torch.device("cuda")).abort()
-        return
-    for peer in range(group.size()):
-        if peer != group.rank():
-            # a pair that is closed already fails at once, and wakes nobody; the first open one closes all
-            with contextlib.suppress(RuntimeError):
-                work = dist.irecv(torch.empty(1), group_src=peer, group=group, tag=_BREAK_TAG)
-                if work is not None:
-                    work.wait(datetime.timedelta(milliseconds=1))
+                close_connections(group, on_gpu=self._on_gpu)
 
 
 def _error(note: str) -> PipelineError:
