@@ -65,7 +65,10 @@ class Report:
 
     def note(self, told: str) -> None:
         if dist.get_rank() == 0:
-            self._path.write_text(json.dumps(self._found, indent=1))
+            # whole or not at all: this process may be ended while it writes
+            unfinished = self._path.with_suffix(".part")
+            unfinished.write_text(json.dumps(self._found, indent=1))
+            unfinished.replace(self._path)
             if told:
                 print(told, flush=True)
 
