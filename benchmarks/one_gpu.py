@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import json
 import os
 import time
@@ -17,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from measuring.traces import record
 
 from torchweave.engine.pair import engine, weave
 from torchweave.measure.bench import Bench, BenchOptions
@@ -107,7 +107,7 @@ def main() -> None:
             with bench.subject.link:
                 for strategy in ("serial", "turns"):
                     name = f"h200_hidden{row.hidden}_link{row.link_ms}ms_{strategy}.json.gz"
-                    record_pair(bench.subject, strategy, args.out / name)
+                    record(bench.subject, strategy, args.out / name)
         engine().close()
         del bench
         torch.cuda.empty_cache()
@@ -120,16 +120,22 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def record_pair(subject: Subject, strategy: str, path: Path) -> None:
-    """Write a trace of one pair."""
+def record(subject: Subject, strategy: str, path: Path) -> None:
+    """Write a trace of one pair, with the operators of both strands' threads."""
     forward, backward = subject.make_pair()
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     torch.cuda.synchronize()
-
-    def pair() -> None:
+    with torch.profiler.profile(experimental_config=config) as profile:
         torch.cuda._sleep(80_000_000)  # the host is ahead, as in training
         weave(forward, backward, strategy=strategy)
-
-    record(pair, path, subject.device)
+        torch.cuda.synchronize()
+    plain = path.with_suffix("")
+    profile.export_chrome_trace(str(plain))
+    trace = json.loads(plain.read_text())
+    trace.pop("traceName", None)  # a path of this machine
+    with gzip.open(path, "wt") as target:
+        json.dump(trace, target)
+    plain.unlink()
 
 
 if __name__ == "__main__":
