@@ -55,6 +55,7 @@ STEPS = {
     "goals": Step("{python} benchmarks/one_gpu.py --out {out} --limit-s 480"),
     "peers": Step("{python} benchmarks/peers_run.py --out {out}", limit_s=300.0),
     "pipeline": Step("{python} benchmarks/pipeline_one_gpu.py --out {out}/pipeline_one_gpu.json", limit_s=300.0),
+    "two_pipeline": Step("{python} benchmarks/two_gpu_pipeline.py --out {out}", devices=2, limit_s=500.0),
 }
 
 

@@ -12,12 +12,12 @@ import argparse
 import datetime
 import json
 import os
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from measuring.steps import Equality, in_turn, rates
 
 import torchweave as tw
 from torchweave.engine.pair import engine
@@ -93,34 +93,29 @@ def measure(args: argparse.Namespace, device: torch.device, link_ms: float, sms:
     strategies = ["serial", *args.strategies]
     pipelines = {name: tw.pipeline.build(chunks, args.schedule, strategy=name) for name in strategies}
     batch = args.microbatches * args.tokens // sequence
-    batches = Batches(python_text(), batch, sequence, 1, device)
+    text = Batches(python_text(), batch, sequence, 1, device).next()
     gbps = args.tokens * TOP_K * args.hidden * dtype.itemsize * 8 / link_ms / 1e6
-    times: dict[str, list[float]] = {name: [] for name in strategies}
-    equal = True
     pairs = sum(bool(action.parts) for action in pipelines[strategies[-1]].plan(args.microbatches).ranks[0])
+    equality = Equality()
+
+    def step(name: str) -> torch.Tensor:
+        loss, _ = pipelines[name].step(
+            text[:, :-1],
+            text[:, 1:],
+            num_microbatches=args.microbatches,
+            loss_fn=next_byte_loss,
+            keep_outputs=False,
+        )
+        return loss
+
     with SimulatedLink(gbps, sms=sms):
-        for number in range(args.rounds + 2):  # two to warm up: kinds of pairs are recorded, allocators fill
-            text = batches.next()
-            truth = None
-            for name in strategies:
-                model.zero_grad(set_to_none=True)
-                wait(device)
-                begin = time.perf_counter()
-                loss, _ = pipelines[name].step(
-                    text[:, :-1],
-                    text[:, 1:],
-                    num_microbatches=args.microbatches,
-                    loss_fn=next_byte_loss,
-                    keep_outputs=False,
-                )
-                wait(device)
-                if number >= 2:
-                    times[name].append(time.perf_counter() - begin)
-                found = [loss, *(p.grad.clone() for p in model.parameters())]
-                truth = truth or found
-                equal &= all(torch.equal(one, other) for one, other in zip(truth, found, strict=True))
-    tokens = args.microbatches * args.tokens
-    rates = {name: [tokens / seconds for seconds in times[name]] for name in strategies}
+        times = in_turn(
+            {name: partial(step, name) for name in strategies},
+            args.rounds,
+            device,
+            before=partial(model.zero_grad, set_to_none=True),
+            after=lambda name, loss: equality.see(name, [loss, *(p.grad for p in model.parameters())]),
+        )
     return {
         "link_ms": link_ms,
         "link_sms": sms,
@@ -129,20 +124,9 @@ def measure(args: argparse.Namespace, device: torch.device, link_ms: float, sms:
         "tokens": args.tokens,
         "microbatches": args.microbatches,
         "pairs": pairs,
-        "bit_equal": equal,
-        "tokens_per_second": {name: statistics.median(found) for name, found in rates.items()},
-        "quartiles": {name: statistics.quantiles(found, n=4)[::2] for name, found in rates.items()},
-        # of each round by itself, so that a clock that drifts does not count
-        "speedup": {
-            name: statistics.median(s / w for s, w in zip(times["serial"], times[name], strict=True))
-            for name in args.strategies
-        },
+        **equality.said(),
+        **rates(times, args.microbatches * args.tokens),
     }
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def told(row: dict) -> str:

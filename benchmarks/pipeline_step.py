@@ -19,23 +19,22 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.autograd.graph import get_gradient_edge
+from measuring import costs
+from measuring.steps import in_turn
 
 import torchweave as tw
-from torchweave.engine.pair import engine, weave
+from torchweave.engine.pair import engine
 from torchweave.measure.language import next_byte_loss
 from torchweave.measure.link import SimulatedLink
 from torchweave.measure.moe import ModelSizes, MoeLanguageModel
 from torchweave.measure.parts import ModelPart, parts_of
 from torchweave.measure.training import versions
-from torchweave.pipeline.backward import full_backward, input_backward
-from torchweave.schedule.costs import Costs
 from torchweave.schedule.passes import only_compute, take_pairs_apart
 from torchweave.schedule.simulate import simulate
 
@@ -100,30 +99,30 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
     num_stages = 1 + max(map(max, stages))
     parts = (Sleeper if args.computation == "sleep" else Model).parts(args, num_stages, alone)
     mine = {index: part for index, part in enumerate(parts) if index in stages[dist.get_rank()]}
-    costs, p2p = costs_of(mine, num_stages, args, link)
+    costing = costs.Costing(link, torch.device("cpu"), args.rounds)
+    known = costing.costs(
+        {index: part.alone() for index, part in mine.items()}, num_stages, torch.zeros(args.tokens, args.hidden)
+    )
     inputs, targets = parts[0].batch(args.microbatches)
     chunks = list(mine.values())
     pipelines = {name: tw.pipeline.build(chunks, schedule, strategy=name) for name in ("serial", "turns")}
     plan = only_compute(pipelines["turns"].plan(args.microbatches))
     has_pairs = take_pairs_apart(plan) != plan
-    ways = ("serial", "turns") if has_pairs else ("serial",)
-    times: dict[str, list[float]] = {strategy: [] for strategy in ways}
-    for number in range(args.rounds + 2):  # two to warm up: shapes are learnt, and kinds of pairs are recorded
-        for strategy in ways:
-            dist.barrier()
-            begin = time.perf_counter()
-            pipelines[strategy].step(
-                inputs,
-                targets,
-                num_microbatches=args.microbatches,
-                loss_fn=parts[0].loss_fn,
-                keep_outputs=False,
-            )
-            if number >= 2:
-                times[strategy].append((time.perf_counter() - begin) * 1e3)
+    ways = {
+        strategy: partial(
+            pipelines[strategy].step,
+            inputs,
+            targets,
+            num_microbatches=args.microbatches,
+            loss_fn=parts[0].loss_fn,
+            keep_outputs=False,
+        )
+        for strategy in (("serial", "turns") if has_pairs else ("serial",))
+    }
+    times = in_turn(ways, args.rounds, torch.device("cpu"))
     found = []
     for strategy in ways:
-        simulated = simulate(plan, costs, woven=strategy == "turns").step_time
+        simulated = simulate(plan, known, woven=strategy == "turns").step_time
         low, measured, high = statistics.quantiles(times[strategy], n=4)
         found.append(
             {
@@ -133,42 +132,13 @@ def measure(schedule: str, args: argparse.Namespace, alone: dist.ProcessGroup, l
                 "quartiles_ms": [low, high],
                 "simulated_ms": simulated,
                 "ratio": simulated / measured,
-                "costs_ms": {name: getattr(costs, name) for name in ("F", "B", "W", "I", "comm", "comm_backward")},
-                "p2p_ms": p2p,
-                "recovered": costs.recovered,
+                "costs_ms": {name: getattr(known, name) for name in costs.NAMES},
+                "p2p_ms": known.p2p,
+                "recovered": known.recovered,
             }
         )
     engine().close()
     return found
-
-
-def costs_of(
-    mine: dict[int, Model | Sleeper], num_stages: int, args: argparse.Namespace, link: SimulatedLink
-) -> tuple[Costs, float]:
-    """Return what each stage's actions cost, ms; the ranks measure at once, as they compute at once in a step."""
-    own = {index: stage_costs(part, args, link) for index, part in mine.items()}
-    recovered = [recovered_share(part, own[index], args) for index, part in mine.items()]
-    every: list = [None] * args.ranks
-    dist.all_gather_object(every, (own, recovered))
-    table = {index: cost for theirs, _ in every for index, cost in theirs.items()}
-    columns = {name: tuple(table[index][name] for index in range(num_stages)) for name in table[0]}
-    share = statistics.median([share for _, shares in every for share in shares])
-    p2p = transfer_ms(args)
-    return Costs(**columns, p2p=p2p, recovered=min(1.0, max(0.0, share))), p2p
-
-
-def stage_costs(part: Model | Sleeper, args: argparse.Namespace, link: SimulatedLink) -> dict[str, float]:
-    """Return computation and communication of F, B, I and W, ms."""
-    run = Alone(part)
-    whole = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B")}
-    with link.mute():
-        alone = {kind: median_ms(run, kind, args.rounds) for kind in ("F", "B", "I", "W")}
-    return {
-        **alone,
-        "comm": max(0.0, whole["F"] - alone["F"]),
-        # a first stage has no inputs with gradients: its I is nothing, and all of its backward waits for W
-        "comm_backward": max(0.0, whole["B"] - alone["B"]),
-    }
 
 
 class Model(ModelPart):
@@ -189,6 +159,11 @@ class Model(ModelPart):
     def batch(self, num_microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
         text = torch.randint(256, (num_microbatches * self.rows, 129))
         return text[:, :-1], text[:, 1:]
+
+    def alone(self) -> costs.StageInputs:
+        targets = self.batch(1)[1]
+        loss_fn = (lambda y: self.loss_fn(y, targets)) if self.is_last else None
+        return costs.StageInputs(self, self.enters, loss_fn, not self.is_first)
 
     def enters(self) -> torch.Tensor:
         return self.batch(1)[0] if self.is_first else torch.randn(self.rows, 128, self.hidden, requires_grad=True)
@@ -255,83 +230,11 @@ class Sleeper(torch.nn.Module):
     def batch(self, num_microbatches: int) -> tuple[torch.Tensor, None]:
         return torch.ones(num_microbatches * self.shape[0], self.shape[1]), None
 
+    def alone(self) -> costs.StageInputs:
+        return costs.StageInputs(self, self.enters, self.loss_fn if self.is_last else None, not self.is_first)
+
     def enters(self) -> torch.Tensor:
         return torch.ones(self.shape, requires_grad=not self.is_first)
-
-
-class Alone:
-    """Runs single actions of a stage."""
-
-    def __init__(self, part: Model | Sleeper) -> None:
-        self.part, self.target = part, part.batch(1)[1]
-
-    def forward(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        x = self.part.enters()
-        y = self.part(x)
-        if self.part.is_last:
-            y = self.part.loss_fn(y, self.target)
-        return y, ([] if self.part.is_first else [x])
-
-    def prepare(self, kind: str) -> Callable[[], object]:
-        """Return one action, with all that comes before it done."""
-        if kind == "F":
-            return self.forward
-        y, leaves = self.forward()
-        edges, roots = [get_gradient_edge(y)], [torch.ones_like(y)]
-        del y
-        if kind == "B":
-            return lambda: full_backward(edges, roots, leaves)
-        if kind == "I":
-            return lambda: input_backward(edges, roots, leaves)
-        return input_backward(edges, roots, leaves)[1].run
-
-
-def median_ms(run: Alone, kind: str, rounds: int) -> float:
-    times = []
-    for number in range(rounds + 1):
-        action = run.prepare(kind)
-        begin = time.perf_counter()
-        action()
-        if number:
-            times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
-
-
-def recovered_share(part: Model | Sleeper, cost: dict[str, float], args: argparse.Namespace) -> float:
-    """Return what weaving the forward and the backward of a stage recovers, from pairs in turn, serial and woven."""
-    run = Alone(part)
-    times: dict[str, list[float]] = {"serial": [], "turns": []}
-    for number in range(args.rounds + 2):
-        for strategy in times:
-            backward = run.prepare("B")
-            begin = time.perf_counter()
-            weave(run.forward, backward, strategy=strategy, kind=("alone", id(part)))
-            if number >= 2:
-                times[strategy].append((time.perf_counter() - begin) * 1e3)
-    serial, woven = (statistics.median(times[strategy]) for strategy in ("serial", "turns"))
-    bound = max(cost["F"] + cost["B"], cost["comm"] + cost["comm_backward"])
-    return (serial - woven) / (serial - bound) if serial > bound else 0.0
-
-
-def transfer_ms(args: argparse.Namespace) -> float:
-    """Return how long a stage's outputs take from rank to rank, from half of a round trip."""
-    if args.ranks < 2:
-        return 0.0
-    rank, tensor, times = dist.get_rank(), torch.zeros(args.tokens, args.hidden), []
-    for number in range(args.rounds + 1):
-        dist.barrier()
-        begin = time.perf_counter()
-        if rank == 0:
-            dist.send(tensor, 1)
-            dist.recv(tensor, 1)
-        elif rank == 1:
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
-        if number:
-            times.append((time.perf_counter() - begin) * 1e3 / 2)
-    found = [statistics.median(times)]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import sys
@@ -52,14 +53,17 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=3e-3)
     add("--strategy", choices=["auto", "turns", "streams", "serial"], default="auto", help="how pairs are woven")
     add("--link-gbps", type=float, help="simulate a link of so many gigabits a second under all communication")
+    add("--limit-s", type=float, help="seconds after which a silent rank is given up (default: the backend's)")
     add("--json", type=Path, help="file to which each step's numbers are appended, one JSON object a line")
     add("--checkpoints", type=Path, help="folder for checkpoints; the newest one in it is gone on from")
     add("--save-every", type=int, default=50, help="steps from one checkpoint to the next (default: 50)")
     return parser.parse_args(words)
 
 
-def join(num_ranks: int) -> torch.device:
+def join(num_ranks: int, limit_s: float | None = None) -> torch.device:
     """Enter the process group that torchrun's environment names, or one of this process alone."""
+    if limit_s is not None and not limit_s > 0:
+        raise UsageError("--limit-s is a time above 0 seconds", given=str(limit_s), remedy="leave it out")
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != num_ranks:
         raise UsageError(
@@ -70,6 +74,8 @@ def join(num_ranks: int) -> torch.device:
     has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cuda", local) if has_gpus else torch.device("cpu")
     options = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if limit_s is not None:
+        options["timeout"] = datetime.timedelta(seconds=limit_s)
     if has_gpus:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic products
         torch.use_deterministic_algorithms(True)
@@ -283,7 +289,7 @@ def told(record: dict[str, object]) -> str:
 def main() -> int:
     args = parse()
     try:
-        device = join(args.pp * args.ep)
+        device = join(args.pp * args.ep, args.limit_s)
         train(args, device)
     except UsageError as error:
         print(f"train_moe.py: {error}", file=sys.stderr)

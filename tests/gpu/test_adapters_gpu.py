@@ -131,12 +131,12 @@ def test_a_v_on_one_rank_is_bit_equal_to_itself_left_alone(adapter, strategy, sl
 @pytest.mark.parametrize("is_mixture", [False, True], ids=["dense", "mixture of experts"])
 def test_a_gpt_of_megatron_trains_alike_with_and_without_weave(strategy, is_mixture):
     """On one rank Megatron's layers communicate nothing: what is shown is that its own CUDA parts bear two strands."""
-    from megatron_case import EXPERTS, TinyGPT, plain_pair, without_transformer_engine
+    from measuring.megatron_gpt import EXPERTS, Gpt, plain_pair, without_transformer_engine
 
     from torchweave.adapters.megatron import overlapped_forward_backward
 
     def train(pair):
-        model = TinyGPT(1, 1, "cuda", **(EXPERTS if is_mixture else {}))
+        model = Gpt(1, 1, "cuda", **(EXPERTS if is_mixture else {}))
         told = [model.step(pair) for _ in range(3)]
         model.close()
         return told

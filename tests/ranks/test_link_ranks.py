@@ -73,6 +73,18 @@ def late_peer(rank):
             assert transfer.end_ns - transfer.begin_ns >= 80e6
 
 
+def only_lone_groups(rank):
+    """A link under a stage's own collectives leaves what crosses between ranks to the backend."""
+    mine, out = torch.ones(NUM_FLOATS), torch.empty(NUM_FLOATS)
+    alone = dist.new_subgroups(1)[0]
+    with SimulatedLink(GBPS, only_lone_groups=True) as link:
+        dist.all_reduce(mine)
+        assert (mine == 2).all()
+        assert not link.log.transfers
+        dist.all_to_all_single(out, mine, group=alone)
+        assert len(link.log.transfers) == 1
+
+
 def run_rank(scenario, rank, store_path, results):
     try:
         torch.set_num_threads(1)
@@ -84,7 +96,7 @@ def run_rank(scenario, rank, store_path, results):
         results.put(f"rank {rank}:\n{traceback.format_exc()}")
 
 
-@pytest.mark.parametrize("scenario", [exchange_all, point_to_point, late_peer])
+@pytest.mark.parametrize("scenario", [exchange_all, point_to_point, late_peer, only_lone_groups])
 def test_two_ranks(scenario, tmp_path):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 from adapter_cases import overlapped_ns
 from harness import check_equal
-from megatron_case import TinyGPT, on_cpu, plain_pair, without_transformer_engine
+from measuring.megatron_gpt import Gpt, on_cpu, plain_pair, without_transformer_engine
 
 from torchweave.adapters.megatron import overlapped_forward_backward
 from torchweave.engine.pair import engine
@@ -27,7 +27,7 @@ def train(tensor, expert, more, strategy):
     with pytest.MonkeyPatch.context() as patch:
         on_cpu(patch)
         without_transformer_engine(patch)
-        model = TinyGPT(tensor, expert, "cpu", **more)
+        model = Gpt(tensor, expert, "cpu", **more)
         results, overlaps = [], []
         for _ in range(NUM_STEPS):
             with engine().observe() as log:

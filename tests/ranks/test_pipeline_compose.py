@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from harness import DIM, check_equal
-from pipelines import Block, blocks, build, data, mse, truth
+from pipelines import Block, Even, blocks, build, data, mse, truth
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,16 +32,6 @@ def averaged(per_replica):
     """Return what DDP makes of two replicas' gradients."""
     one, other = per_replica
     return [a / 2 + b / 2 for a, b in zip(one, other, strict=True)]
-
-
-class Even(nn.Module):
-    def __init__(self, seed):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.inner, self.outer = nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
-
-    def forward(self, x):
-        return x + self.outer(torch.tanh(self.inner(x)))
 
 
 def data_parallel(schedule, wrap, gradient_of, exact, strategy="auto"):

@@ -138,7 +138,8 @@ class Case:
             target=target,
             losses=losses,
             return_outputs=self.return_outputs,
-            loss_kwargs=self.loss_kwargs,
+            # torch 2.11 hands it to the stages
+            **({"loss_kwargs": self.loss_kwargs} if self.loss_kwargs is not None else {}),
             **({"bias": torch.linspace(0, 1, size[0]).unsqueeze(1)} if self.bias else {}),
         )
         grads = [parameter.grad for module in self.modules for parameter in module.parameters()]

@@ -217,6 +217,19 @@ def test_a_rank_that_dies_is_named_and_the_others_are_stopped():
         launch.start_ranks(["no-such-command"], 2, limit_s=30)
 
 
+def test_any_program_can_be_started_as_ranks(tmp_path, monkeypatch):
+    # torchrun's own words about the ranks that it started would let rank 0 wait for a store that nobody opens
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "assert 'TORCHELASTIC_USE_AGENT_STORE' not in os.environ\n"
+        "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
+    )
+    assert launch.start_ranks([str(tmp_path)], 2, limit_s=30, program=[str(script)]) == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2", "2"]
+
+
 def test_ranks_that_do_not_end_are_stopped():
     with pytest.raises(TorchweaveError, match=r"within 0\.1 s"):
         launch.start_ranks(["demo"], 1, limit_s=0.1)

@@ -62,14 +62,19 @@ class Operation(NamedTuple):
     end_ns: int
 
 
-def profile_of(call: Callable[[], Any], meet: Callable[[], Any] = lambda: None) -> Profile:
+def profile_of(
+    call: Callable[[], Any],
+    meet: Callable[[], Any] = lambda: None,
+    counts: Callable[[str], bool] = lambda _: True,
+) -> Profile:
     """Return what a GPU did: kernels of NCCL and of a simulated link against all other device work.
 
     Args:
-        call: Runs one woven pair.
+        call: Runs one woven pair, or a step of them.
         meet: Lets the ranks that run the pair together begin together; what it queues does not count.
+        counts: Says by its name whether a kernel of communication is of the kind that is asked about.
     """
-    return shares(operations_of(recorded(call, meet)))
+    return shares(operations_of(recorded(call, meet)), counts)
 
 
 def recorded(
@@ -116,20 +121,29 @@ def after_head_start(operations: Iterable[Operation]) -> list[Operation]:
     return [one for one in found if one.begin_ns >= begin_ns]
 
 
-def shares(operations: Iterable[Operation]) -> Profile:
-    """Return how much of the communication was hidden, and how long the device was idle."""
+def shares(operations: Iterable[Operation], counts: Callable[[str], bool] = lambda _: True) -> Profile:
+    """Return how much of the communication that counts was hidden, and how long the device was idle."""
     communication: list[tuple[int, int]] = []
     computation: list[tuple[int, int]] = []
+    beside: list[tuple[int, int]] = []
     for name, begin_ns, end_ns in operations:
-        (communication if is_communication(name) else computation).append((begin_ns, end_ns))
-    busy = union(communication + computation)
+        if not is_communication(name):
+            computation.append((begin_ns, end_ns))
+        else:
+            (communication if counts(name) else beside).append((begin_ns, end_ns))
+    busy = union(communication + computation + beside)
     whole = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
     return Profile(_share(union(communication), union(computation)), 1 - length(busy) / whole if whole else None)
 
 
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel's name is one of communication."""
-    return kernel.startswith(("nccl", LINK_KERNEL))
+    return kernel.startswith("nccl") or is_simulated(kernel)
+
+
+def is_simulated(kernel: str) -> bool:
+    """Return whether a kernel's name is that of a simulated link."""
+    return kernel.startswith(LINK_KERNEL)
 
 
 def _share(communication: Intervals, computation: Intervals) -> float | None:

@@ -29,14 +29,22 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def start_ranks(words: Sequence[str], ranks: int, *, limit_s: float, passes: Sequence[int] = (0,)) -> int:
-    """Run `python -m torchweave` with the same words on every rank and wait for all of them.
+def start_ranks(
+    words: Sequence[str],
+    ranks: int,
+    *,
+    limit_s: float,
+    passes: Sequence[int] = (0,),
+    program: Sequence[str] = ("-m", "torchweave"),
+) -> int:
+    """Run a Python program with the same words on every rank and wait for all of them.
 
     Args:
         words: The command line after the program's name.
         ranks: How many processes.
         limit_s: When the whole run is given up.
         passes: Exit codes with which a rank has run to its end.
+        program: What Python runs: `-m` and a module, or a script.
 
     Returns:
         The highest exit code of the ranks.
@@ -50,7 +58,7 @@ def start_ranks(words: Sequence[str], ranks: int, *, limit_s: float, passes: Seq
         for rank in range(ranks):
             # the words are this program's own, checked by its parser
             processes.append(
-                subprocess.Popen([sys.executable, "-m", "torchweave", *words], env=_environment(rank, ranks, port))  # noqa: S603
+                subprocess.Popen([sys.executable, *program, *words], env=_environment(rank, ranks, port))  # noqa: S603
             )
         _watch(processes, limit_s, passes)
     finally:
@@ -59,8 +67,10 @@ def start_ranks(words: Sequence[str], ranks: int, *, limit_s: float, passes: Seq
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    # what torchrun tells the ranks that it started, this process among them, is not true of others
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {
-        **os.environ,
+        **kept,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),

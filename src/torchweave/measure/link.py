@@ -87,17 +87,19 @@ class SimulatedLink:
     Args:
         gbps: Speed in gigabits a second, as links are sold; None delays nothing, and `mute` and `record` still work.
         sms: How many SMs a collective holds on a GPU (1: a copy engine; 8 or 32: NCCL's channels).
+        only_lone_groups: Whether only groups of one rank are behind the link, and all others go to their backend.
 
     Raises:
         UsageError: A speed or a number of SMs that is not above zero.
     """
 
-    def __init__(self, gbps: float | None, *, sms: int = 1) -> None:
+    def __init__(self, gbps: float | None, *, sms: int = 1, only_lone_groups: bool = False) -> None:
         if gbps is not None and not 0 < gbps < float("inf"):
             raise UsageError("A link's speed is above 0 gigabits a second", given=f"{gbps}", remedy="such as 10")
         if sms < 1:
             raise UsageError("A link holds at least one SM", given=f"{sms}", remedy="1 for a copy engine")
         self.gbps, self.sms, self.log = gbps, sms, LinkLog()
+        self._only_lone_groups = only_lone_groups
         self._lanes: dict[tuple[str, tuple[int, ...]], _Lane] = {}
         self._kernels: dict[int, LinkKernel] = {}
         self._lock = threading.Lock()
@@ -174,10 +176,13 @@ class SimulatedLink:
             self._recording.calls.append(call)
         if self._muted or self._paused or call.operation.name == "barrier" or num_bytes(call.args) == 0:
             return call.redispatch()
+        group = call.operation.group_of(call.args)
+        if self._only_lone_groups and group.size() > 1:
+            return call.redispatch()
         device = next(tensors_of(call.args)).device
         if device.type not in ("cpu", "cuda") or (self.gbps is None and device.type == "cuda"):
             return call.redispatch()
-        return self._lane(device, call.operation.group_of(call.args)).carry(call)
+        return self._lane(device, group).carry(call)
 
     def _lane(self, device: torch.device, group: dist.ProcessGroup) -> _Lane:
         key = (str(device), _ranks_of(group))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,13 +20,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchweave.errors import PipelineError, WaitLimitError
+from torchweave.pipeline.connections import close_connections, mark
 from torchweave.schedule.action import Action
 
 # a rank that is alive answers within the first, and says who is not within the second
 _GRACE_S = 1.0
 _PATIENCE_S = 4.0
+# the store is asked so often whether another rank has failed
 _POLL_S = 0.02
-_BREAK_TAG = 2**30
+# at each step's end a GPU is waited for so: what it ends later than it is looked at is lost to every step
+_LONGEST_PAUSE_S = 0.001
+# so often a rank looks for other ranks' failures while its host may be blocked by its GPU
+_LOOKOUT_S = 1.0
 _KEY = "failed"
 
 
@@ -69,13 +75,42 @@ class Guard:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.limit_s = limit_s
         self._group, self._store = group, store
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._others: list[dist.ProcessGroup] = []
         self._note: str | None = None
+        self._breaks = threading.Lock()
 
     def watch(self, group: dist.ProcessGroup) -> None:
         """Break this group too where the pipeline fails."""
         self._others.append(group)
+
+    @contextlib.contextmanager
+    def lookout(self) -> Iterator[None]:
+        """Look for other ranks' failures from another thread: a GPU that waits for such a rank may block the host.
+
+        With gloo whoever waits is woken by the connection that is closed.
+
+        Raises:
+            PipelineError: Another rank's failure was found, of which this rank's host has noticed nothing.
+        """
+        if not self._on_gpu or self._store is None:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._look_out, args=(over,), name="torchweave lookout", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_PATIENCE_S)
+        self.check()
+
+    def _look_out(self, over: threading.Event) -> None:
+        while not over.wait(_LOOKOUT_S):
+            if (note := self._read()) is not None:
+                self._adopt(note)  # what the GPU waits for ends with the connections; the host then finds the note
+                return
 
     def check(self) -> None:
         """Raise where the pipeline failed before.
@@ -105,11 +140,12 @@ class Guard:
 
     def fail(self, where: Where, cause: str) -> PipelineError:
         """Tell every rank of a failure, and return the error to raise: an earlier failure's, where there was one."""
-        if self._note is None:
-            note = json.dumps([where, cause])
-            self._note = self._write(note) or note
-            self._break()
-        return _error(self._note)
+        with self._breaks:
+            if self._note is None:
+                note = json.dumps([where, cause])
+                self._note = self._write(note) or note
+                self._break()
+            return _error(self._note)
 
     def wait(self, work: dist.Work, awaited: Where | None, *, on_host: bool = False) -> None:
         """Wait for a transfer on the host, or with NCCL on the current stream alone.
@@ -121,15 +157,32 @@ class Guard:
 
         Raises:
             PipelineError: A rank failed, or did nothing within the limit.
+
+        Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `WorkNCCL::isCompleted` and `WorkNCCL::wait`.
         """
-        if on_host and self._on_gpu:
-            self.wait_on_host(work.is_completed, awaited)
         begin = time.monotonic()
         try:
             work.wait() if self._on_gpu else work.wait(datetime.timedelta(seconds=self.limit_s))
         except RuntimeError as error:
             waited_s = time.monotonic() - begin
             raise self.behind(error, awaited, waited_s) from error
+        if on_host and self._on_gpu:
+            self._wait_for_gpu(work, awaited)
+
+    def _wait_for_gpu(self, work: dist.Work, awaited: Where | None) -> None:
+        """Wait on the host for a transfer that the current stream waits for already.
+
+        Not by the transfer's own word: one over a simulated link never says that it is complete, and one of NCCL's
+        says so where NCCL has found an error, too.
+        """
+        is_reached = mark(self._device)
+
+        def has_ended() -> bool:
+            return is_reached() or isinstance(work.exception(), RuntimeError)
+
+        self.wait_on_host(has_ended, awaited)
+        if isinstance(error := work.exception(), RuntimeError):
+            raise self.behind(error, awaited)
 
     def wait_on_host(self, is_done: Callable[[], bool], awaited: Where | None) -> None:
         """Wait until something has happened that nothing wakes this rank for, and look for other ranks' failures.
@@ -141,15 +194,17 @@ class Guard:
         Raises:
             PipelineError: A rank failed, or the limit is over.
         """
-        end, pause = time.monotonic() + self.limit_s, 0.0002
+        end, pause, look_at = time.monotonic() + self.limit_s, 0.0002, 0.0
         while not is_done():
-            if (note := self._read()) is not None:
-                raise self._adopt(note)
-            if time.monotonic() > end:
-                where = awaited or Where(self.rank, None, "the end of the step", None)
-                raise self.fail(where, self._silence(awaited))
+            if (now := time.monotonic()) >= look_at:
+                look_at = now + _POLL_S
+                if (note := self._read()) is not None:
+                    raise self._adopt(note)
+                if now > end:
+                    where = awaited or Where(self.rank, None, "the end of the step", None)
+                    raise self.fail(where, self._silence(awaited))
             time.sleep(pause)
-            pause = min(2 * pause, _POLL_S)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def behind(self, error: RuntimeError, awaited: Where | None, waited_s: float = 0.0) -> PipelineError:
         """Return the failure behind a transfer's error: another rank's note, or else a rank that is gone or silent.
@@ -199,10 +254,11 @@ class Guard:
         return str(WaitLimitError(f"rank {self.rank}", what, self.limit_s).rule)
 
     def _adopt(self, note: str) -> PipelineError:
-        if self._note is None:
-            self._note = note
-            self._break()
-        return _error(self._note)
+        with self._breaks:
+            if self._note is None:
+                self._note = note
+                self._break()
+            return _error(self._note)
 
     def _write(self, note: str) -> str | None:
         """Leave a note in the store, unless there is one; return the one that is there."""
@@ -229,25 +285,7 @@ class Guard:
         """Close the pipeline's connections, so that whoever waits for this rank is woken."""
         for group in (self._group, *self._others):
             if group is not None:
-                _close(group, on_gpu=self._on_gpu)
-
-
-def _close(group: dist.ProcessGroup, *, on_gpu: bool) -> None:
-    """Close a group's connections.
-
-    Source: gloo/transport/tcp/unbound_buffer.cc: a wait whose time is over fails every pair of its context.
-    """
-    if on_gpu:
-        with contextlib.suppress(RuntimeError):
-            group._get_backend(torch.device("cuda")).abort()
-        return
-    for peer in range(group.size()):
-        if peer != group.rank():
-            # a pair that is closed already fails at once, and wakes nobody; the first open one closes all
-            with contextlib.suppress(RuntimeError):
-                work = dist.irecv(torch.empty(1), group_src=peer, group=group, tag=_BREAK_TAG)
-                if work is not None:
-                    work.wait(datetime.timedelta(milliseconds=1))
+                close_connections(group, on_gpu=self._on_gpu)
 
 
 def _error(note: str) -> PipelineError:

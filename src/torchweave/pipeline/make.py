@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from torchweave.engine.channels import group_timeout_s
 from torchweave.engine.choose import check_strategy
@@ -18,7 +18,7 @@ from torchweave.errors import UsageError, described
 from torchweave.pipeline.batch import Microbatches, look_of
 from torchweave.pipeline.book import Book
 from torchweave.pipeline.faults import Guard, Where
-from torchweave.pipeline.groups import device_of, own_group
+from torchweave.pipeline.groups import device_of, own_group, own_store
 from torchweave.pipeline.p2p import Wire
 from torchweave.pipeline.places import placement_of, plan_of, stages_of
 from torchweave.pipeline.rig import Rig
@@ -113,9 +113,10 @@ class Pipeline:
                 labels = Microbatches("targets", targets, num_microbatches)
                 step = Step(rig, plan, pieces, labels, loss_fn, seed, keep_outputs)
                 signature = self._begin(step, digest)
-            step.run()
-            with rig.guard.at(Where(here, None, "the end of the step", None)):
-                losses = self._losses(step)
+            with rig.guard.lookout():
+                step.run()
+                with rig.guard.at(Where(here, None, "the end of the step", None)):
+                    losses = self._losses(step)
             rig.book.close(signature)
         except BaseException:
             self._abandon()
@@ -256,13 +257,11 @@ def build(
     stages = {index: Stage(index, num_stages, chunk) for index, chunk in zip(mine, chunks, strict=True)}
     device = device_of(chunks, group)
     limit_s = limit_s or (group_timeout_s(group) if group is not None else _ALONE_LIMIT_S)
-    own = own_group(group, [range(num_ranks)], limit_s) if group is not None else None
-    store: Store | None = None
-    if own is not None:
-        default = dist.distributed_c10d._get_default_store()
-        store = PrefixStore(f"torchweave/pipeline/{own.group_name}", default)
-    guard = Guard(own, store, limit_s, device)
-    buckets = shared_buckets(stages, placement, own, guard, dict(tied or {}), limit_s)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        own = own_group(group, [range(num_ranks)], limit_s) if group is not None else None
+        store = own_store(own) if own is not None else None
+        guard = Guard(own, store, limit_s, device)
+        buckets = shared_buckets(stages, placement, own, guard, dict(tied or {}), limit_s)
     wire = Wire(own, store, guard, device)
     rig = Rig(
         rank,

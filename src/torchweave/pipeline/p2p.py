@@ -6,6 +6,7 @@ cannot block each other on one communicator either, where a transfer begins only
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
@@ -104,7 +105,13 @@ class Wire:
             assert self._store is not None
             assert self._group is not None
             store, name = self._store, self._letter(peer, self._group.rank())
-            self._guard.wait_on_host(lambda: store.check([name]), awaited)
+
+            def is_here() -> bool:
+                with contextlib.suppress(RuntimeError):  # the store is gone, of which the guard knows what to say
+                    return bool(store.check([name]))
+                return False
+
+            self._guard.wait_on_host(is_here, awaited)
             text = bytes(store.get(name)).decode()
             store.delete_key(name)
             return text

@@ -44,8 +44,7 @@ class Bucket:
         for dtype in dict.fromkeys(local_of(p).dtype for p in self.parameters):
             grads = [_gradient(p).flatten() for p in self.parameters if local_of(p).dtype == dtype]
             self._flat.append(torch.cat(grads))
-        device = local_of(self.parameters[0]).device
-        self._flat.append(torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.int32, device=device))
+        self._flat.append(_on_device([p.grad is not None for p in self.parameters], self.parameters[0]))
         for flat in self._flat:
             work = dist.all_reduce(flat, group=self.group, async_op=True)
             assert work is not None
@@ -125,6 +124,12 @@ def local_of(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that is on this rank: a DTensor's shard, or the tensor itself."""
     local: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
     return local
+
+
+def _on_device(flags: Sequence[bool], parameter: nn.Parameter) -> Tensor:
+    """Return flags where a parameter is, without a wait for the device: in the middle of a step the host runs ahead."""
+    device = local_of(parameter).device
+    return torch.tensor(flags, dtype=torch.int32, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
