@@ -44,7 +44,7 @@ class Step:
 TORCHRUN = "{python} -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 --max-restarts 3"
 STEPS = {
     "tests": Step("{python} -m pytest tests/gpu --ignore tests/gpu/two -q -p no:cacheprovider"),
-    "two_tests": Step("{python} -m pytest tests/gpu/two -q -p no:cacheprovider", devices=2, limit_s=300.0),
+    "two_tests": Step("{python} -m pytest tests/gpu/two -q -p no:cacheprovider", devices=2, limit_s=480.0),
     "two_gpus": Step(f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}", devices=2),
     "two_gpus_untried": Step(
         f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}/untried --untried --rows 0 1 3 4 5 6", devices=2
