@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -102,16 +103,26 @@ def play_watched(
     backward: Callable[[], Any],
     forward: Callable[[], T],
     interception: Interception,
-    hazards: Hazards,
+    hazards: Hazards | None = None,
 ) -> T:
-    """Run backward, then forward, on this thread, and write down what each meets."""
+    """Run backward, then forward, on this thread, and meet what each does.
+
+    Args:
+        strands: The two strands.
+        backward: The backward callable.
+        forward: The forward callable.
+        interception: What finds the crossings.
+        hazards: Looks at what the strands change; None where that is known.
+    """
+    nothing = contextlib.nullcontext
+    watch_backward, watch_forward = (hazards.watch_backward, hazards.watch_forward) if hazards else (nothing, nothing)
     # collectives inside the backward have to be met on this thread, not on one of autograd's own
     with torch.autograd.set_multithreading_enabled(False):
-        with hazards.watch_backward():
+        with watch_backward():
             _run(strands.backward, backward, interception)
         if isinstance(strands.backward.error, KeyboardInterrupt):
             raise strands.backward.error
-        with hazards.watch_forward():
+        with watch_forward():
             _run(strands.forward, forward, interception)
     result: T = strands.outcome()
     return result

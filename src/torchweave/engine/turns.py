@@ -9,13 +9,14 @@ from typing import Any
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.observe import Log
+from torchweave.engine.order import ALTERNATING, Kept
 from torchweave.engine.state import Shared
 from torchweave.engine.strands import Saved, Strand
 from torchweave.errors import NotWeavableError, WaitLimitError
 
 
 class Turns(Conduct):
-    """One strand runs at a time; at each wait it lets the other go on. The backward begins.
+    """One strand runs at a time; at its waits it lets the other go on. The backward begins.
 
     The order depends on nothing but the strands' own steps, so it is the same on every rank whose record is the same.
 
@@ -24,11 +25,20 @@ class Turns(Conduct):
         channels: The channels of the record.
         log: Where begin and end times go, or None.
         stateful: Objects whose `_training_state` belongs to a strand.
+        kept: The waits at which a strand keeps its turn, proved to be the same on every rank.
     """
 
-    def __init__(self, rank: int, channels: Sequence[Channel], log: Log | None, stateful: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        channels: Sequence[Channel],
+        log: Log | None,
+        stateful: Sequence[Any] = (),
+        kept: Kept = ALTERNATING,
+    ) -> None:
         super().__init__(rank, channels, log)
         self._stateful = tuple(stateful)
+        self._kept = kept._asdict()
         self._locks = {"forward": threading.Lock(), "backward": threading.Lock()}
         self._locks["forward"].acquire()
         self._locks["backward"].acquire()
@@ -43,9 +53,10 @@ class Turns(Conduct):
         super().begin(strand)
 
     def leave(self, strand: Strand) -> None:
-        """Hand the turn over."""
+        """Hand the turn over, unless this is a wait at which it is kept."""
         other = strand.other
-        if other.done:
+        # the step at which the strand stands is the one before its position
+        if other.done or strand.position - 1 in self._kept[strand.name]:
             return
         strand.saved = self._capture()
         with self._mutex:
