@@ -39,11 +39,13 @@ class Turns(Conduct):
         super().__init__(rank, channels, log)
         self._stateful = tuple(stateful)
         self._kept = kept._asdict()
+        # all channels are known: a strand that meets another one is refused
+        self._patience_s = self.patience_s
         self._locks = {"forward": threading.Lock(), "backward": threading.Lock()}
         self._locks["forward"].acquire()
         self._locks["backward"].acquire()
         self._holder = "backward"
-        self.initial = self._capture()
+        self.initial: Saved = (Shared.capture(), self._passes())
 
     def begin(self, strand: Strand) -> None:
         """The backward has the first turn; the forward waits for it, and begins with the state of the pair's begin."""
@@ -97,19 +99,24 @@ class Turns(Conduct):
         raise unprovable(strand, why)
 
     def _capture(self) -> Saved:
-        return Shared.capture(), tuple(owner._training_state for owner in self._stateful)
+        return Shared.capture(self.initial[0]), self._passes()
+
+    def _passes(self) -> tuple[Any, ...]:
+        return tuple([owner._training_state for owner in self._stateful]) if self._stateful else ()
 
     def _take(self, strand: Strand) -> None:
-        if not self._locks[strand.name].acquire(timeout=self.patience_s):
+        if not self._locks[strand.name].acquire(timeout=self._patience_s):
             raise WaitLimitError(
                 f"the {strand.name} strand of rank {self.rank}",
                 f"its turn, which the {strand.other.name} strand holds, standing at:\n{where_threads_stand()}",
-                self.patience_s,
+                self._patience_s,
             )
         saved, strand.saved = strand.saved, None
         if saved is not None:
             shared, passes = saved
-            shared.restore()
+            # what the other strand left is what is there now
+            left = strand.other.saved or strand.other.final
+            shared.restore(left[0] if left is not None else None)
             for owner, value in zip(self._stateful, passes, strict=True):
                 owner._training_state = value
 
