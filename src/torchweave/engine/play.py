@@ -159,10 +159,18 @@ def play_together(
             if not strand.done:
                 conduct.end(strand)
 
-    worker.start(job)
     try:
+        # inside: a Ctrl-C that comes when it has begun must not leave it behind
+        worker.start(job)
         with torch.autograd.set_multithreading_enabled(False):
             _run(strands.forward, forward, interception)
+    except BaseException as error:
+        # it never began, or was interrupted at its very end: the backward must not wait for it
+        if not strands.forward.done:
+            strands.forward.error = strands.forward.error or error
+            conduct.fail(strands.forward, error)
+            conduct.end(strands.forward)
+        raise
     finally:
         try:
             _await(worker, strands)
@@ -183,9 +191,9 @@ def _run(strand: Strand, call: Callable[[], Any], interception: Interception | N
     """Run one strand to its end and keep its result or error."""
     conduct = strand.conduct
     strand.call = call
-    if interception is not None:
-        interception.bind(strand)
     try:
+        if interception is not None:
+            interception.bind(strand)
         conduct.begin(strand)
         with conduct.lane(strand):
             strand.result = call()
