@@ -800,6 +800,25 @@ def ddp_with_gradient_synchronization():
     return lambda step: pair(step)._replace(results=lambda: gradients(module))
 
 
+def _ddp_of_its_own(forward_too):
+    from torch.nn.parallel import DistributedDataParallel
+
+    modules = [chunk(*crossings()), chunk(*crossings())]
+    backward = DistributedDataParallel(modules[1])
+    pair = pair_of(DistributedDataParallel(modules[0]) if forward_too else modules[0], backward)
+    return lambda step: pair(step)._replace(results=lambda: gradients(*modules))
+
+
+@case(NO_STREAMS)
+def ddp_that_synchronizes_in_the_backward_alone():
+    return _ddp_of_its_own(False)
+
+
+@case(NO_STREAMS)
+def ddp_that_synchronizes_in_either_strand():
+    return _ddp_of_its_own(True)
+
+
 @case()
 def ddp_without_gradient_synchronization():
     from torch.nn.parallel import DistributedDataParallel

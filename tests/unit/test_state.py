@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torchweave.engine.state import SETTINGS, Inherited, Shared
 
 OTHER = {
     "default dtype": torch.float64,
-    "float32 matmul precision": "high",
+    "float32 precision": ("high", ()),
     "deterministic algorithms": (True, True),
     "anomaly mode": (True, False),
 }
@@ -45,6 +48,59 @@ def test_each_setting_is_seen_named_and_put_back(index):
     before.restore()
     assert get() == value
     assert before.changes(Shared.capture()) == ()
+
+
+PRECISIONS = {
+    "of one operation": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "of one operation, after the one for all": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        setattr(torch.backends.cuda.matmul, "allow_tf32", False),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", PRECISIONS)
+def test_a_precision_that_torch_does_not_name_is_kept(how):
+    """Catches a capture that fails where a program sets the precision of single operations, as torch advises."""
+    told = run_fresh(
+        "import torch, warnings",
+        "warnings.simplefilter('ignore')",
+        "from torchweave.engine.state import Shared",
+        "from test_state import PRECISIONS",
+        f"PRECISIONS[{how!r}]()",
+        "before = Shared.capture()",
+        "torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = 'ieee'",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "changed = Shared.capture(before)",
+        "assert changed.settings != before.settings",
+        "before.restore(changed)",
+        "assert before.changes(Shared.capture(before)) == () == before.changes(Shared.capture())",
+        "print('kept')",
+    )
+    assert told == "kept"
+
+
+def run_fresh(*lines):
+    """Run lines in a process of their own: precision has no way back to where a process begins."""
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parent
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_from_a_known_state_only_what_differs_is_put_back():
+    """Catches a setting, or random numbers, that stay the other strand's where nothing is asked again."""
+    before, first = Shared.capture(), torch.rand(1)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with_other = Shared.capture()
+    before.restore(with_other)
+    assert before.changes(Shared.capture()) == ()
+    assert torch.equal(torch.rand(1), first)
+    with_other.restore(before)
+    assert with_other.changes(Shared.capture()) == ()
 
 
 def test_random_state_is_put_back_to_the_bit():

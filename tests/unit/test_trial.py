@@ -8,7 +8,18 @@ import pytest
 
 from torchweave.engine import trial as trial_module
 from torchweave.engine.sample import Events, Sample
-from torchweave.engine.trial import READ, ROUNDS, SETTLE, WATCH_EVERY, WATCHED, Trial, slowest
+from torchweave.engine.trial import (
+    MEASURED,
+    READ,
+    REORDERED,
+    ROUNDS,
+    SEARCH_PAIRS,
+    SETTLE,
+    WATCH_EVERY,
+    WATCHED,
+    Trial,
+    slowest,
+)
 
 ALL = ("turns", "streams", "serial")
 
@@ -16,7 +27,7 @@ ALL = ("turns", "streams", "serial")
 class Rank:
     """One rank's trial, whose pairs take what a script says."""
 
-    def __init__(self, monkeypatch, candidates=ALL, why_not="", others=()):
+    def __init__(self, monkeypatch, candidates=ALL, why_not="", others=(), search=None):
         self.others, self.shared, self.strategy = list(others), [], ""
         self.cost = {}
         rank = self
@@ -32,7 +43,7 @@ class Rank:
                 return self.cost_ms
 
         monkeypatch.setattr(trial_module, "Sample", Scripted)
-        self.trial = Trial(candidates, why_not, self.share, 1.0)
+        self.trial = Trial(candidates, why_not, self.share, 1.0, search)
 
     def share(self, number, times):
         self.shared.append((number, dict(times)))
@@ -169,6 +180,67 @@ def test_a_strategy_without_times_is_not_chosen(monkeypatch):
     rank.run(SETTLE + READ + 1, {"turns": 1.0, "streams": 8.0, "serial": 10.0})
     assert rank.trial.choice == "streams"
     assert slowest({0: {"turns": 1.0, "serial": 2.0}, 1: {"serial": 3.0}}) == {"serial": 3.0}
+
+
+class Found:
+    """A search that finds an order, or nothing, when it is over."""
+
+    def __init__(self, finds):
+        self.finds, self.asked = finds, []
+
+    def advance(self, num_pairs):
+        self.asked.append(num_pairs)
+        return self.finds and num_pairs == SEARCH_PAIRS
+
+
+REORDERED_COST = {"turns": 8.0, "streams": 9.0, "serial": 10.0, REORDERED: 5.0, MEASURED: 1.0}
+
+
+@pytest.mark.parametrize("candidates", [ALL, ("turns", "serial")])
+def test_another_order_that_was_found_is_tried_and_may_win(monkeypatch, candidates):
+    """Catches an order that is taken because a forecast says so, and one that is found too late to be tried."""
+    search = Found(True)
+    rank = Rank(monkeypatch, candidates=candidates, search=search)
+    others = list(candidates) * (ROUNDS if len(candidates) == 3 else ROUNDS + 1)
+    tried = [others[0], MEASURED, *others[1:], *[REORDERED] * ROUNDS]
+    assert rank.run(len(tried), REORDERED_COST) == tried
+    rank.run(SETTLE + READ + 1, REORDERED_COST)
+    assert rank.trial.choice == REORDERED
+    assert MEASURED not in rank.trial.times_ms
+    assert rank.trial.times_ms[REORDERED] == 5.0
+
+
+def test_another_order_that_is_slower_than_forecast_is_dropped(monkeypatch):
+    """Catches a forecast that is believed against the clock."""
+    rank = Rank(monkeypatch, search=Found(True))
+    rank.run(1 + TRIED + ROUNDS + SETTLE + READ + 1, {**REORDERED_COST, REORDERED: 8.5})
+    assert rank.trial.choice == "turns"
+
+
+def test_where_no_other_order_is_found_nothing_more_is_tried(monkeypatch):
+    """Catches pairs that are run in an order that nobody found."""
+    rank = Rank(monkeypatch, search=Found(False))
+    assert rank.run(1 + TRIED, REORDERED_COST) == [ALL[0], MEASURED, *(ALL * ROUNDS)[1:]]
+    assert set(rank.run(SETTLE + READ, REORDERED_COST)) == {"turns"}
+    assert rank.trial.choice == "turns"
+
+
+def test_an_order_is_searched_once(monkeypatch):
+    """Catches a second measured pair, and an order that is forgotten, where all are tried again."""
+    search = Found(True)
+    rank = Rank(monkeypatch, search=search)
+    rank.run(1 + TRIED + ROUNDS + SETTLE + READ, REORDERED_COST)
+    worse = dict.fromkeys(REORDERED_COST, 30.0) | {"serial": 29.0}
+    num_asked = len(search.asked) + 1
+    rank.run(WATCHED + SETTLE + READ, worse)
+    assert rank.run(4 * ROUNDS, worse) == [*ALL, REORDERED] * ROUNDS
+    assert len(search.asked) == num_asked
+
+
+def test_nothing_is_searched_where_nothing_is_tried(monkeypatch):
+    """Catches a measured pair where measuring is switched off."""
+    rank = Rank(monkeypatch, candidates=("turns",), why_not="not tried here", search=Found(True))
+    assert set(rank.run(40, {"turns": 1.0})) == {"turns"}
 
 
 def test_a_sample_is_the_time_on_the_host():

@@ -141,16 +141,46 @@ def agree(channels: Sequence[Channel], plan: tuple[Action, ...], vetoes: dict[st
         WaitLimitError: A rank said nothing within the group's timeout.
         BrokenGroupError: A rank failed meanwhile.
     """
-    channels = [channel for channel in channels if channel.has_peers]
-    if not channels:
-        return vetoes
-    counts = {channel.name: channel.next_agreement() for channel in channels}
-    talk = Talk("kind", "to describe a new kind of pair", channels, counts, rank)
+    counts = {channel.name: channel.next_agreement() for channel in channels if channel.has_peers}
+    return propose("kind", "to describe a new kind of pair", channels, counts, plan, vetoes, rank)()
+
+
+def propose(
+    about: str,
+    why: str,
+    channels: Sequence[Channel],
+    counts: Mapping[str, int],
+    plan: tuple[Action, ...],
+    vetoes: dict[str, str],
+    rank: int,
+) -> Callable[[], dict[str, str]]:
+    """Publish what this rank would do, and return what learns whether all connected ranks' plans fit together.
+
+    Args:
+        about: The round's name.
+        why: What the others are waited for, for an error: "to ...".
+        channels: What the pair communicates on.
+        counts: The number of the kind's agreement on each channel.
+        plan: This rank's woven order.
+        vetoes: As for `agree`.
+        rank: This process's global rank.
+
+    Returns:
+        A function that returns and raises what `agree` does.
+    """
+    peers = [channel for channel in channels if channel.has_peers]
+    if not peers:
+        return lambda: vetoes
+    talk = Talk(about, why, peers, counts, rank)
     mine = talk.say(plan=plan, vetoes=vetoes)
-    ours = mine.fingerprint()
-    if all(data.partition(b"\n")[0].decode() == ours for data in talk.hear([mine])):
-        return vetoes
-    return _judge(talk.everybody(mine))
+
+    def verdict() -> dict[str, str]:
+        ours = mine.fingerprint()
+        if all(data.partition(b"\n")[0].decode() == ours for data in talk.hear([mine])):
+            return vetoes
+        return _judge(talk.everybody(mine))
+
+    return verdict
 
 
 class Talk:

@@ -74,15 +74,21 @@ class Channels:
 
     def __init__(self) -> None:
         self._channels: dict[str, Channel] = {}
+        # by the identity of a group, which costs less to ask for than its name; one that is gone is no hit
+        self._known: dict[int, Channel] = {}
         self.lone_groups_are_slow = False
 
     def of_group(self, group: ProcessGroup) -> Channel:
         """Return the channel of a group's collectives."""
+        channel = self._known.get(id(group))
+        if channel is not None and channel.is_of(group):
+            return channel
         name = group.group_name
         channel = self._channels.get(name)
         if channel is None or not channel.is_of(group):
             members = tuple(dist.get_process_group_ranks(group))
             channel = self._keep(Channel(name, group, members))
+        self._known[id(group)] = channel
         return channel
 
     def of_ends(self, group: ProcessGroup, source: int, destination: int) -> Channel:

@@ -15,8 +15,9 @@ from torchweave.engine.channels import Channel
 from torchweave.engine.hazards import Hazards, module_states
 from torchweave.engine.order import REGION, WAIT, Action, Record, woven
 from torchweave.engine.play import Strands
+from torchweave.engine.reorder import Reorder, is_worth_it
 from torchweave.engine.strands import defined_at
-from torchweave.engine.trial import SERIAL, Trial
+from torchweave.engine.trial import REORDERED, SERIAL, Trial
 from torchweave.errors import NotWeavableError, UsageError
 
 AUTO = "auto"
@@ -51,6 +52,7 @@ class Decision(NamedTuple):
         weights_wait: Whether the backward's weight gradients may wait for the next communication to start.
         places: Where forward and backward are defined.
         trial: What `auto` takes.
+        reorder: What has come of the search for another order of turns; None where there is none.
     """
 
     backward: Record
@@ -64,6 +66,7 @@ class Decision(NamedTuple):
     weights_wait: bool
     places: tuple[str, str]
     trial: Trial
+    reorder: Reorder | None
 
     def is_current(self) -> bool:
         """Whether the groups are still those of the record."""
@@ -115,6 +118,10 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     if not tried.may_run_here():
         candidates = candidates[:1] if candidates[0] == WEAVING[0] else (SERIAL,)
     share = share_times(channels, agreements, conduct.rank)
+    reorder = None
+    if WEAVING[0] in candidates[:-1] and is_worth_it(backward, forward):
+        reorder = Reorder(backward, forward, channels, agreements, share, conduct.rank, conduct.limit_s)
+    why_one = why_not[WEAVING[0]] or "measuring has not been tried on a GPU yet"
     return Decision(
         backward,
         forward,
@@ -128,7 +135,8 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         tried.may_run_here() and not (hazards.stateful or hazards.steps_optimizer or conduct.weights_communicate),
         (defined_at(strands.forward.call), defined_at(strands.backward.call)),
         # what weaves comes first: it is tried at once
-        Trial(candidates, why_not[WEAVING[0]] or "measuring has not been tried on a GPU yet", share, conduct.limit_s),
+        Trial(candidates, why_one, share, conduct.limit_s, reorder),
+        reorder,
     )
 
 
@@ -159,13 +167,14 @@ class Choice:
     def of(cls, decision: Decision) -> Choice:
         """Return what is known of a kind of pair."""
         trial = decision.trial
+        order = decision.reorder.told if decision.reorder is not None and trial.choice == REORDERED else ""
         crossings = tuple(
             sum(step[0] in (WAIT, REGION) for step in one) for one in (decision.forward, decision.backward)
         )
         return cls(
             *decision.places,
             trial.choice,
-            trial.reason,
+            f"{trial.reason}; {order}" if order else trial.reason,
             dict(trial.times_ms),
             trial.num_pairs,
             (crossings[0], crossings[1]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -117,6 +118,16 @@ class Conduct:
 
     def after_issue(self, strand: Strand) -> None:
         """Note that a strand has issued its operation."""
+
+    def paused(self, strand: Strand) -> None:
+        """Note that a strand has come to a crossing."""
+        if self.log is not None:
+            self.log.leave(strand.name, time.perf_counter_ns())
+
+    def resumed(self, strand: Strand, wait_begun_ns: int) -> None:
+        """Note that a strand goes on after a crossing, at which its own wait began at a time."""
+        if self.log is not None:
+            self.log.enter(strand.name, wait_begun_ns, time.perf_counter_ns())
 
     def leave(self, strand: Strand) -> None:
         """Let the other strand go on, where the strategy does that."""

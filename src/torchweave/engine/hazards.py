@@ -34,6 +34,7 @@ _SETS_RANDOM = "the backward sets the random state (activation checkpointing doe
 _SETTERS = (
     (torch, "set_default_dtype"),
     (torch, "set_float32_matmul_precision"),
+    (torch._C, "_set_fp32_precision_setter"),
     (torch, "use_deterministic_algorithms"),
     (torch, "set_anomaly_enabled"),
     (torch._C, "_set_sdp_use_flash"),

@@ -37,11 +37,27 @@ class Action(NamedTuple):
     waits_on: str
 
 
+class Kept(NamedTuple):
+    """The waits at which a strand keeps its turn: their places in the strand's record.
+
+    Attributes:
+        backward: Of the backward strand.
+        forward: Of the forward strand.
+    """
+
+    backward: frozenset[int] = frozenset()
+    forward: frozenset[int] = frozenset()
+
+
+# the strands alternate at every wait
+ALTERNATING = Kept()
+
+
 class _Cursor:
     """One strand while the woven order is computed: where it stands, and what its issues are called."""
 
-    def __init__(self, record: Record, counts: dict[str, int]) -> None:
-        self._record, self._at, self._pending = record, 0, False
+    def __init__(self, record: Record, counts: dict[str, int], kept: frozenset[int]) -> None:
+        self._record, self._at, self._pending, self._kept = record, 0, False, kept
         self._issues: list[tuple[str, int]] = []
         for operation, channel in record:
             if operation != WAIT and operation != REGION:
@@ -55,7 +71,7 @@ class _Cursor:
         return self._at >= len(self._record) and not self._pending
 
     def run(self, alone: bool) -> Iterator[Action]:
-        """Go on to the next crossing, or to the end where the other strand has ended."""
+        """Go on to where the turn changes, or to the end where the other strand has ended."""
         if self._pending:
             self._pending = False
             yield self._wait(self._record[self._at - 1])
@@ -63,7 +79,7 @@ class _Cursor:
             step = self._record[self._at]
             self._at += 1
             if step[0] == REGION or step[0] == WAIT:
-                if not alone:
+                if not alone and self._at - 1 not in self._kept:
                     self._pending = True
                     return
                 yield self._wait(step)
@@ -79,19 +95,20 @@ class _Cursor:
         return Action("", number, channel)
 
 
-def woven(backward: Record, forward: Record) -> tuple[Action, ...]:
-    """Return what a rank does when its two strands take turns at every wait, backward first.
+def woven(backward: Record, forward: Record, kept: Kept = ALTERNATING) -> tuple[Action, ...]:
+    """Return what a rank does when its two strands take turns, backward first.
 
     Args:
         backward: The backward strand's steps.
         forward: The forward strand's steps.
+        kept: The waits at which the turn does not change; at all others it does.
 
     Returns:
         Issues and waits in the order in which the rank carries them out.
     """
     counts: dict[str, int] = {}
     # serial order is backward, then forward: the numbers of the operations are those of the serial run
-    strands = [_Cursor(backward, counts), _Cursor(forward, counts)]
+    strands = [_Cursor(backward, counts, kept.backward), _Cursor(forward, counts, kept.forward)]
     actions: list[Action] = []
     turn = 0
     while not all(strand.done for strand in strands):

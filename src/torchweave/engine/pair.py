@@ -27,11 +27,13 @@ from torchweave.engine.kinds import Fingerprint, Kinds
 from torchweave.engine.lanes import Lanes
 from torchweave.engine.later import Later
 from torchweave.engine.observe import Log
+from torchweave.engine.order import ALTERNATING
 from torchweave.engine.play import Strands, play_serially, play_together, play_watched
 from torchweave.engine.roll import Roll
+from torchweave.engine.segments import Measuring
 from torchweave.engine.strands import Strand
 from torchweave.engine.streams import Streams
-from torchweave.engine.trial import SERIAL
+from torchweave.engine.trial import MEASURED, REORDERED, SERIAL
 from torchweave.engine.turns import Turns
 from torchweave.engine.worker import Worker
 from torchweave.errors import BrokenGroupError, NotWeavableError, UsageError, described
@@ -141,6 +143,8 @@ class Engine:
         refuse = functools.partial(_refuse_optimizer, strands.backward, self.interception)
         hook = None if decision.steps_optimizer else register_optimizer_step_pre_hook(refuse)
         try:
+            if chosen == MEASURED:
+                return play_watched(strands, backward, forward, self.interception)
             return play_together(strands, backward, forward, self.interception, self._worker)
         finally:
             if hook is not None:
@@ -173,8 +177,11 @@ class Engine:
         return self._world[1]
 
     def _conduct(self, strategy: str, decision: choose.Decision) -> Conduct:
-        if strategy == "turns":
-            return Turns(_rank(), decision.channels, self._log, decision.stateful_objects())
+        if strategy == MEASURED and decision.reorder is not None:
+            return Measuring(_rank(), decision.channels, self._log, decision.reorder.moments)
+        if strategy in ("turns", REORDERED):
+            kept = ALTERNATING if decision.reorder is None or strategy == "turns" else decision.reorder.kept
+            return Turns(_rank(), decision.channels, self._log, decision.stateful_objects(), kept)
         return Streams(_rank(), decision.channels, self._log, decision.order, self.lanes)
 
     def _record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -102,16 +103,26 @@ def play_watched(
     backward: Callable[[], Any],
     forward: Callable[[], T],
     interception: Interception,
-    hazards: Hazards,
+    hazards: Hazards | None = None,
 ) -> T:
-    """Run backward, then forward, on this thread, and write down what each meets."""
+    """Run backward, then forward, on this thread, and meet what each does.
+
+    Args:
+        strands: The two strands.
+        backward: The backward callable.
+        forward: The forward callable.
+        interception: What finds the crossings.
+        hazards: Looks at what the strands change; None where that is known.
+    """
+    nothing = contextlib.nullcontext
+    watch_backward, watch_forward = (hazards.watch_backward, hazards.watch_forward) if hazards else (nothing, nothing)
     # collectives inside the backward have to be met on this thread, not on one of autograd's own
     with torch.autograd.set_multithreading_enabled(False):
-        with hazards.watch_backward():
+        with watch_backward():
             _run(strands.backward, backward, interception)
         if isinstance(strands.backward.error, KeyboardInterrupt):
             raise strands.backward.error
-        with hazards.watch_forward():
+        with watch_forward():
             _run(strands.forward, forward, interception)
     result: T = strands.outcome()
     return result
@@ -148,10 +159,18 @@ def play_together(
             if not strand.done:
                 conduct.end(strand)
 
-    worker.start(job)
     try:
+        # inside: a Ctrl-C that comes when it has begun must not leave it behind
+        worker.start(job)
         with torch.autograd.set_multithreading_enabled(False):
             _run(strands.forward, forward, interception)
+    except BaseException as error:
+        # it never began, or was interrupted at its very end: the backward must not wait for it
+        if not strands.forward.done:
+            strands.forward.error = strands.forward.error or error
+            conduct.fail(strands.forward, error)
+            conduct.end(strands.forward)
+        raise
     finally:
         try:
             _await(worker, strands)
@@ -172,9 +191,9 @@ def _run(strand: Strand, call: Callable[[], Any], interception: Interception | N
     """Run one strand to its end and keep its result or error."""
     conduct = strand.conduct
     strand.call = call
-    if interception is not None:
-        interception.bind(strand)
     try:
+        if interception is not None:
+            interception.bind(strand)
         conduct.begin(strand)
         with conduct.lane(strand):
             strand.result = call()

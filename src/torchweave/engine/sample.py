@@ -62,13 +62,26 @@ class Sample:
         if len(self._events) < 2:  # CUDA was first used inside the pair, or not at all
             return self._host_ms
         begun, ended = self._events
-        give_up = time.monotonic() + limit_s
-        while not ended.query():
-            if time.monotonic() > give_up:
-                raise WaitLimitError("weave", "the device to come to the end of a pair", limit_s)
-            time.sleep(0.0002)
+        await_event(ended, limit_s)
         device_ms = float(begun.elapsed_time(ended))
         self._source.give_back(*self._events)
         self._events = []
         self._host_ms = max(self._host_ms, device_ms)
         return self._host_ms
+
+
+def await_event(event: torch.cuda.Event, limit_s: float) -> None:
+    """Wait until the device has come to an event, which in most cases it has.
+
+    Args:
+        event: One that has been recorded.
+        limit_s: How long to wait, seconds.
+
+    Raises:
+        WaitLimitError: The device did not come to it.
+    """
+    give_up = time.monotonic() + limit_s
+    while not event.query():
+        if time.monotonic() > give_up:
+            raise WaitLimitError("weave", "the device to come to the end of a pair", limit_s)
+        time.sleep(0.0002)

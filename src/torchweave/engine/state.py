@@ -32,6 +32,8 @@ def _set_anomaly(value: tuple[bool, bool]) -> None:
 class _Same:
     """Compares by identity: `warnings.catch_warnings` puts an equal list in the place of the old one."""
 
+    __slots__ = ("value",)
+
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -47,15 +49,52 @@ def _set_warning_filters(kept: _Same) -> None:
     getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", int))()
 
 
-# Settings of the process that change numbers or checks. Each getter costs well under a microsecond.
+def _get_deterministic() -> tuple[bool, bool]:
+    # what `torch.are_deterministic_algorithms_enabled` and its like call; these are asked at every crossing
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+
+
+# (backend, operation) of every float32 precision that torch tells apart; what is not set there is that of a parent
+_PRECISIONS = tuple((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("matmul", "conv", "rnn"))
+Precision: TypeAlias = tuple[str | None, tuple[str, ...]]
+
+
+def _get_float32_precision(before: Precision | None = None) -> Precision:
+    """Return the one precision of all matrix products, or None and that of each backend's operations.
+
+    torch refuses to name the one where a program has set those of operations, as by
+    `torch.backends.cuda.matmul.fp32_precision = "tf32"`. A refusal costs 8 us: where it was None before, and nothing
+    has changed since, it is not asked for again.
+    """
+    each: tuple[str, ...] = ()
+    if before is not None and before[0] is None:
+        each = _precision_of_each()
+        if each == before[1]:
+            return before
+    try:
+        return torch._C._get_float32_matmul_precision(), ()
+    except RuntimeError:
+        return None, each or _precision_of_each()
+
+
+def _precision_of_each() -> tuple[str, ...]:
+    return tuple([torch._C._get_fp32_precision_getter(*one) for one in _PRECISIONS])
+
+
+def _set_float32_precision(value: Precision) -> None:
+    for_all, each = value
+    if for_all is not None:
+        torch._C._set_float32_matmul_precision(for_all)
+    for one, precision in zip(_PRECISIONS, each, strict=False):
+        if torch._C._get_fp32_precision_getter(*one) != precision:
+            torch._C._set_fp32_precision_setter(*one, precision)
+
+
+# Settings of the process that change numbers or checks. Each getter costs about a microsecond, or much less.
 SETTINGS: tuple[Setting, ...] = (
+    ("float32 precision", _get_float32_precision, _set_float32_precision),
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (
-        "deterministic algorithms",
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        _set_deterministic,
-    ),
+    ("deterministic algorithms", _get_deterministic, _set_deterministic),
     ("anomaly mode", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
     ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
@@ -73,6 +112,13 @@ SETTINGS: tuple[Setting, ...] = (
     ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
 )
 
+_CHEAP_GETTERS = tuple(get for _, get, _ in SETTINGS[1:])
+
+
+def _settings(before: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+    precision = _get_float32_precision(None if before is None else before[0])
+    return (precision, *[get() for get in _CHEAP_GETTERS])
+
 
 class Shared(NamedTuple):
     """State of the process at one moment: settings, and the random state of the CPU and of every device.
@@ -88,20 +134,31 @@ class Shared(NamedTuple):
     devices: tuple[tuple[int, int], ...]
 
     @classmethod
-    def capture(cls) -> Shared:
-        """Return the state as it is now."""
+    def capture(cls, before: Shared | None = None) -> Shared:
+        """Return the state as it is now.
+
+        Args:
+            before: An earlier state of the same program, which saves asking for what cannot have changed.
+        """
         devices: tuple[tuple[int, int], ...] = ()
         if torch.cuda.is_initialized():
             devices = tuple((g.initial_seed(), g.get_offset()) for g in torch.cuda.default_generators)
-        return cls(tuple(get() for _, get, _ in SETTINGS), torch.default_generator.get_state(), devices)
+        settings = _settings(None if before is None else before.settings)
+        return cls(settings, torch.default_generator.get_state(), devices)
 
-    def restore(self) -> None:
-        """Make this the state of the process again; what is already so is left alone."""
-        for (_, get, put), value in zip(SETTINGS, self.settings, strict=True):
-            if get() != value:
-                put(value)
+    def restore(self, now: Shared | None = None) -> None:
+        """Make this the state of the process again; what is already so is left alone.
+
+        Args:
+            now: The state that the process is known to be in; without it everything is looked at.
+        """
+        settings = _settings() if now is None else now.settings
+        if settings != self.settings:
+            for (_, _, put), value, other in zip(SETTINGS, self.settings, settings, strict=True):
+                if value != other:
+                    put(value)
         torch.default_generator.set_state(self.cpu)
-        if self.devices:
+        if self.devices and (now is None or now.devices != self.devices):
             for generator, (seed, offset) in zip(torch.cuda.default_generators, self.devices, strict=True):
                 if generator.initial_seed() != seed:
                     generator.manual_seed(seed)

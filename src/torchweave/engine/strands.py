@@ -140,7 +140,7 @@ class Strand:
         self._refuse_in_region("another communication() region")
         self._take_missed_turns()
         self._step((REGION, 0))
-        self._leave()
+        self.conduct.paused(self)
         if not holds_turn:
             self.conduct.leave(self)
         self.in_region = True
@@ -151,7 +151,7 @@ class Strand:
         finally:
             self.in_region = False
             self.conduct.come_back(self)
-            self._enter(time.perf_counter_ns())
+            self.conduct.resumed(self, time.perf_counter_ns())
 
     def has_waits_left(self) -> bool:
         """Whether the record has another wait for this strand."""
@@ -182,7 +182,7 @@ class Strand:
         takes_turn = self._meets_wait(step)
         if self.later is not None:
             self.later.catch_up()
-        self._leave()
+        self.conduct.paused(self)
         if takes_turn:
             self._take_turn()
         begun = time.perf_counter_ns()
@@ -194,15 +194,7 @@ class Strand:
             # the backend gave up on a peer: say who failed, where that is known
             raise self.conduct.explain(self, error) from error
         finally:
-            self._enter(begun)
-
-    def _leave(self) -> None:
-        if self.conduct.log is not None:
-            self.conduct.log.leave(self.name, time.perf_counter_ns())
-
-    def _enter(self, wait_begun_ns: int) -> None:
-        if self.conduct.log is not None:
-            self.conduct.log.enter(self.name, wait_begun_ns, time.perf_counter_ns())
+            self.conduct.resumed(self, begun)
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         self.inside = True

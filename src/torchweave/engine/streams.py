@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
@@ -31,7 +32,14 @@ class Streams(Conduct):
         super().__init__(rank, channels, log)
         self._order, self._next = order, 0
         self._forward_lane = ForwardLane(lanes)
-        self._turn = threading.Condition()
+        # Each strand waits at a gate of its own, which the other one alone opens. Whoever waits says so before it looks
+        # at what it waits for, and whoever changes that looks afterwards whether somebody waits: no lock is needed.
+        self._gates = {"forward": threading.Lock(), "backward": threading.Lock()}
+        for gate in self._gates.values():
+            gate.acquire()
+        self._waiting: set[str] = set()
+        # all channels are known: a strand that meets another one is refused
+        self._patience_s = self.patience_s
         # strands that wait for the verdict on the other's failure
         self._blocked: set[str] = set()
 
@@ -49,19 +57,36 @@ class Streams(Conduct):
         """
         if strand.name == "backward":
             self._forward_lane.backward_is_here()
-        with self._turn:
-            if not self._turn.wait_for(lambda: self._is_next(strand) or _stopped(strand.other), self.patience_s):
-                raise WaitLimitError(
-                    f"the {strand.name} strand of rank {self.rank}",
-                    f"operation {self._next} of the {strand.other.name} strand, standing at:\n{where_threads_stand()}",
-                    self.patience_s,
-                )
-            goes_on = self._is_next(strand) and not (self.failure is not None and self.failure.broke_groups)
-            if not goes_on:
-                self._blocked.add(strand.name)
-                self._turn.notify_all()
-        if not goes_on:
+        if self.failure is None and self._is_next(strand):
+            return  # and it stays next, until it has issued
+        if not self._wait_for(strand, lambda: self._is_next(strand) or _stopped(strand.other)):
+            raise WaitLimitError(
+                f"the {strand.name} strand of rank {self.rank}",
+                f"operation {self._next} of the {strand.other.name} strand, standing at:\n{where_threads_stand()}",
+                self._patience_s,
+            )
+        if not self._is_next(strand) or (self.failure is not None and self.failure.broke_groups):
+            self._blocked.add(strand.name)
+            self._wake(strand.other)
             super().before_issue(strand)
+
+    def _wait_for(self, strand: Strand, condition: Callable[[], bool]) -> bool:
+        """Wait for what the other strand does, and say whether it has come true."""
+        end = time.monotonic() + self._patience_s
+        self._waiting.add(strand.name)
+        try:
+            while not condition():
+                if not self._gates[strand.name].acquire(timeout=max(0.0, end - time.monotonic())):
+                    return condition()
+            return True
+        finally:
+            self._waiting.discard(strand.name)
+
+    def _wake(self, strand: Strand) -> None:
+        """Let a strand look again, where it waits."""
+        gate = self._gates[strand.name]
+        if strand.name in self._waiting and gate.locked():
+            gate.release()
 
     def _is_next(self, strand: Strand) -> bool:
         return self._next < len(self._order) and self._order[self._next] == strand.name
@@ -76,31 +101,27 @@ class Streams(Conduct):
 
     def after_issue(self, strand: Strand) -> None:
         """Let the next operation be issued."""
-        with self._turn:
-            self._next += 1
-            self._turn.notify_all()
+        self._next += 1
+        self._wake(strand.other)
 
     def end(self, strand: Strand) -> None:
         """Wake the other strand: it need not wait for this one any more."""
         super().end(strand)
         if strand.name == "backward":
             self._forward_lane.backward_is_here()
-        with self._turn:
-            self._turn.notify_all()
+        self._wake(strand.other)
 
     def fail(self, strand: Strand, error: BaseException) -> None:
         """As always, and wake the other strand."""
         if strand.name == "backward":
             self._forward_lane.backward_is_here()
-        with self._turn:
-            self._turn.notify_all()
+        self._wake(strand.other)
         super().fail(strand, error)
 
     def where_it_failed(self, strand: Strand) -> str:
         """Say how far both strands came, once the other one has ended, failed too, or waits for this one."""
         other = strand.other
-        with self._turn:
-            self._turn.wait_for(lambda: _stopped(other) or other.name in self._blocked, self.patience_s)
+        self._wait_for(strand, lambda: _stopped(other) or other.name in self._blocked)
         return " and ".join(
             f"{one.name} strand at step {one.position}{'' if one.error is None else ' (failed)'}"
             for one in sorted((strand, other), key=lambda one: one.name)

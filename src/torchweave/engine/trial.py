@@ -10,16 +10,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from torchweave.engine.sample import Events, Sample
 
 SERIAL = "serial"
+# a serial pair whose segments are measured; `turns` in the order that was found in these times
+MEASURED, REORDERED = "measured", "reordered"
 
 # Each strategy runs so often before one is chosen. Its first pair does not count: it makes plans and takes memory.
 ROUNDS = 3
 # A pair's events are read so many pairs later, and what the ranks said so many pairs after that.
 SETTLE, READ = 2, 2
+# What is measured is shared, searched, proposed and agreed on within so many pairs, the measured one included.
+SEARCH_PAIRS = 1 + SETTLE + 2 * READ
 # A strategy has to be faster than serial by so much; below that it is noise.
 MARGIN = 0.01
 # After so many pairs the choice is compared with what serial took, over so many of them.
@@ -30,19 +34,40 @@ Times: TypeAlias = dict[str, float]
 Share: TypeAlias = Callable[[str, Times], Callable[[], Mapping[int, Times]]]
 
 
+class Search(Protocol):
+    """What looks for another order of turns while the strategies are tried."""
+
+    def advance(self, num_pairs: int) -> bool:
+        """Take the next step where it is time to, and say whether one has been found just now."""
+
+
 class Trial:
     """Runs the pairs of one kind by each strategy in turn, and then by the fastest.
+
+    Where another order of turns is searched, the second pair is measured, and the order, if one was found, is tried
+    after the others.
 
     Args:
         candidates: What may run this kind, the same on every rank; where there are several, `serial` is one.
         why_not: Why there is one alone, for the report.
         share: How ranks tell each other their times.
         limit_s: How long a device or another rank may be waited for, seconds.
+        search: Looks for another order of turns; None where there is none to be found.
     """
 
-    def __init__(self, candidates: Sequence[str], why_not: str, share: Share, limit_s: float) -> None:
+    def __init__(
+        self, candidates: Sequence[str], why_not: str, share: Share, limit_s: float, search: Search | None = None
+    ) -> None:
         assert SERIAL in candidates or len(candidates) == 1
         self._candidates = tuple(candidates)
+        self._search = search if len(self._candidates) > 1 else None
+        # in this order
+        self._tried = self._candidates * ROUNDS
+        if self._search is not None:
+            # as many as are needed until the search is over
+            num_rounds = max(ROUNDS, -(-SEARCH_PAIRS // len(self._candidates)))
+            first, *others = self._candidates * num_rounds
+            self._tried = (first, MEASURED, *others)
         self._share, self._limit_s = share, limit_s
         self._events = Events()
         self._samples: list[tuple[str, Sample]] = []
@@ -63,7 +88,7 @@ class Trial:
         # counted at once: a pair that fails counts on every rank
         self._number += 1
         self.num_pairs += 1
-        sample = Sample(self._events) if wanted else None
+        sample = Sample(self._events) if wanted and strategy != MEASURED else None
         yield strategy
         if sample is not None:
             sample.end()
@@ -75,8 +100,8 @@ class Trial:
         return not self._trying
 
     def _next(self) -> tuple[str, bool]:
-        if self._trying and self._number < self._num_tried:
-            return self._candidates[self._number % len(self._candidates)], True
+        if self._trying and self._number < len(self._tried):
+            return self._tried[self._number], True
         return self.choice, self._is_watched and self._number < WATCHED
 
     @property
@@ -84,13 +109,12 @@ class Trial:
         """Whether the choice is to be compared with serial from time to time."""
         return not self._trying and self.choice != SERIAL and SERIAL in self.times_ms
 
-    @property
-    def _num_tried(self) -> int:
-        return ROUNDS * len(self._candidates)
-
     def _advance(self) -> None:
         """Say and read times where the number of the pair says so."""
-        last = self._num_tried if self._trying else WATCHED
+        if self._trying and self._search is not None and self._search.advance(self._number - 1):
+            self._candidates = (*self._candidates, REORDERED)
+            self._tried = (*self._tried, *[REORDERED] * ROUNDS)
+        last = len(self._tried) if self._trying else WATCHED
         if not self._trying and not self._is_watched:
             return
         if self._number == last + SETTLE:
@@ -122,6 +146,8 @@ class Trial:
             return
         self.times_ms = times_ms
         self._trying, self._number = False, 0
+        # what was found stays one of them; it is not searched again
+        self._tried, self._search = self._candidates * ROUNDS, None
         # a strategy is missing where none of its pairs came to its end
         best = min(times_ms, key=times_ms.__getitem__, default=SERIAL)
         serial_ms = times_ms.get(SERIAL, 0.0)

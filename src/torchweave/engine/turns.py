@@ -9,13 +9,14 @@ from typing import Any
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.observe import Log
+from torchweave.engine.order import ALTERNATING, Kept
 from torchweave.engine.state import Shared
 from torchweave.engine.strands import Saved, Strand
 from torchweave.errors import NotWeavableError, WaitLimitError
 
 
 class Turns(Conduct):
-    """One strand runs at a time; at each wait it lets the other go on. The backward begins.
+    """One strand runs at a time; at its waits it lets the other go on. The backward begins.
 
     The order depends on nothing but the strands' own steps, so it is the same on every rank whose record is the same.
 
@@ -24,16 +25,27 @@ class Turns(Conduct):
         channels: The channels of the record.
         log: Where begin and end times go, or None.
         stateful: Objects whose `_training_state` belongs to a strand.
+        kept: The waits at which a strand keeps its turn, proved to be the same on every rank.
     """
 
-    def __init__(self, rank: int, channels: Sequence[Channel], log: Log | None, stateful: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        channels: Sequence[Channel],
+        log: Log | None,
+        stateful: Sequence[Any] = (),
+        kept: Kept = ALTERNATING,
+    ) -> None:
         super().__init__(rank, channels, log)
         self._stateful = tuple(stateful)
+        self._kept = kept._asdict()
+        # all channels are known: a strand that meets another one is refused
+        self._patience_s = self.patience_s
         self._locks = {"forward": threading.Lock(), "backward": threading.Lock()}
         self._locks["forward"].acquire()
         self._locks["backward"].acquire()
         self._holder = "backward"
-        self.initial = self._capture()
+        self.initial: Saved = (Shared.capture(), self._passes())
 
     def begin(self, strand: Strand) -> None:
         """The backward has the first turn; the forward waits for it, and begins with the state of the pair's begin."""
@@ -43,9 +55,10 @@ class Turns(Conduct):
         super().begin(strand)
 
     def leave(self, strand: Strand) -> None:
-        """Hand the turn over."""
+        """Hand the turn over, unless this is a wait at which it is kept."""
         other = strand.other
-        if other.done:
+        # the step at which the strand stands is the one before its position
+        if other.done or strand.position - 1 in self._kept[strand.name]:
             return
         strand.saved = self._capture()
         with self._mutex:
@@ -86,19 +99,24 @@ class Turns(Conduct):
         raise unprovable(strand, why)
 
     def _capture(self) -> Saved:
-        return Shared.capture(), tuple(owner._training_state for owner in self._stateful)
+        return Shared.capture(self.initial[0]), self._passes()
+
+    def _passes(self) -> tuple[Any, ...]:
+        return tuple([owner._training_state for owner in self._stateful]) if self._stateful else ()
 
     def _take(self, strand: Strand) -> None:
-        if not self._locks[strand.name].acquire(timeout=self.patience_s):
+        if not self._locks[strand.name].acquire(timeout=self._patience_s):
             raise WaitLimitError(
                 f"the {strand.name} strand of rank {self.rank}",
                 f"its turn, which the {strand.other.name} strand holds, standing at:\n{where_threads_stand()}",
-                self.patience_s,
+                self._patience_s,
             )
         saved, strand.saved = strand.saved, None
         if saved is not None:
             shared, passes = saved
-            shared.restore()
+            # what the other strand left is what is there now
+            left = strand.other.saved or strand.other.final
+            shared.restore(left[0] if left is not None else None)
             for owner, value in zip(self._stateful, passes, strict=True):
                 owner._training_state = value
 

@@ -32,10 +32,15 @@ class Worker:
         """Begin to run a job, which must not raise."""
         if self._thread is None:
             # daemon: a strand that never ends must not keep the process from ending after a second Ctrl-C
-            self._thread = threading.Thread(target=self._main, name=NAME, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._main, name=NAME, daemon=True)
+            thread.start()  # raises where the process may have no more threads
+            self._thread = thread
         self._idle.clear()
-        self._jobs.put(job)
+        try:
+            self._jobs.put(job)
+        except BaseException:  # Ctrl-C: nobody would ever end a job that nobody began
+            self._idle.set()
+            raise
 
     def wait(self, limit_s: float) -> bool:
         """Wait until the job has ended, and say whether it has."""
