@@ -785,6 +785,176 @@ FORMS = {
         if hasattr(torch.cuda, "brand_new"):
             torch.cuda.brand_new()
     """,
+    # ---------------------------------------------------------------- kinds of false alarms in code that was new
+    "timed: work that was waited for, and a little after it": """
+        def decode(vae, z):
+            begin = time.perf_counter()
+            out = torch.mm(z.cuda(), z.cuda())
+            torch.cuda.synchronize()
+            return out.float(), time.perf_counter() - begin
+        def only_before():
+            x = torch.ones(9, 9, device="cuda")
+            begin = time.perf_counter()
+            torch.cuda.synchronize()
+            y = x @ x
+            return time.perf_counter() - begin  # -> timed_without_sync
+    """,
+    "timed: a blocking upload is no wait for the work": """
+        def step(batch):
+            begin = time.perf_counter()
+            x = torch.ones(9, 9).cuda()
+            y = x @ x
+            return time.perf_counter() - begin  # -> timed_without_sync
+    """,
+    "timed: the other branch of a test for CUDA": """
+        def measure(func, use_cuda, device):
+            start = torch.cuda.Event(enable_timing=True)
+            x = torch.ones(9, 9, device="cuda")
+            if use_cuda:
+                start.record()
+            else:
+                begin = time.time()
+            y = x @ x
+            if not use_cuda or device == "cpu":
+                print(time.time() - begin)
+            if device.type == "cuda":
+                begin = time.time()
+                y = x @ x
+                print(time.time() - begin)  # -> timed_without_sync
+            elif device.type != "cuda":
+                begin = time.time()
+                y = x @ x
+                print(time.time() - begin)
+    """,
+    "timed: messages between hosts": """
+        def offset(peer, group, cpu_group):
+            side = torch.cuda.Stream()
+            message = torch.zeros(1, dtype=torch.int64)
+            begin = time.perf_counter_ns()
+            dist.send(message, peer, group=group)
+            print(time.perf_counter_ns() - begin)
+            begin = time.perf_counter_ns()
+            dist.all_reduce(unknown, group=cpu_group)
+            print(time.perf_counter_ns() - begin)
+    """,
+    "missing: the surrounding stream, kept when the object was made": """
+        class Pipe:
+            def __init__(self):
+                self.main = torch.cuda.current_stream()
+                self.side = torch.cuda.Stream()
+            def good(self, x):
+                with torch.cuda.stream(self.side):
+                    self.side.wait_stream(self.main)
+                    dist.broadcast(x, src=0)
+            def bad(self, x):
+                with torch.cuda.stream(self.side):
+                    self.side.wait_stream(torch.cuda.current_stream())  # -> missing_wait
+                    dist.broadcast(x, src=0)
+    """,
+    "missing: a function that gives what it gave before": """
+        from functools import lru_cache
+        @lru_cache
+        def stream_of(device):
+            return torch.cuda.Stream(device=device)
+        def fresh(device):
+            return torch.cuda.Stream(device=device)
+        def work(devices):
+            main = stream_of(devices[0])
+            with torch.cuda.stream(main):
+                x = torch.ones(9, device="cuda")
+            other = stream_of(devices[1])
+            with torch.cuda.stream(other):
+                y = x + 1
+            with torch.cuda.stream(fresh(0)):
+                z = y + 1  # -> missing_wait
+    """,
+    "missing: memory that is wrapped where it is": """
+        def plugin(outputs, inputs, pointer):
+            targets = torch.as_tensor(outputs, device="cuda")
+            source = torch.ones(9, device="cuda")
+            with torch.cuda.stream(torch.cuda.ExternalStream(pointer)):
+                targets.copy_(inputs)
+                y = source + 1  # -> missing_wait
+    """,
+    "pageable: what its names call small, and wrapped memory that goes who knows where": """
+        import numpy as np
+        def upload(cu_seqlens, array, device):
+            a = torch.from_numpy(np.concatenate([array, array]))
+            b = torch.from_numpy(cu_seqlens).to("cuda", non_blocking=True)
+            cu_seqlens = torch.from_numpy(np.concatenate([array])).to("cuda", non_blocking=True)
+            c = torch.from_numpy(array).to(device, non_blocking=True)
+            d = torch.from_numpy(array).to("cuda", non_blocking=True)  # -> pageable_copy
+            return a.to("cuda", non_blocking=True)  # -> pageable_copy
+    """,
+    "alloc: the parts of a model, one after the other": """
+        from tqdm import tqdm
+        def tables(groups):
+            for name, rows in groups.items():
+                host = torch.zeros(rows, pin_memory=True)
+                x = host.to("cuda", non_blocking=True)
+                y = x + 1
+        def quantize(model):
+            for index, block in tqdm(enumerate(model.layers), total=3):
+                y = torch.ones(9, device="cuda") @ torch.ones(9, device="cuda")
+                torch.cuda.empty_cache()
+            for index in range(len(model.blocks)):
+                y = torch.ones(9, device="cuda") @ torch.ones(9, device="cuda")
+                torch.cuda.empty_cache()
+            for index in range(len(model.batches)):
+                y = torch.ones(9, device="cuda") @ torch.ones(9, device="cuda")
+                torch.cuda.empty_cache()  # -> device_alloc
+    """,
+    "alloc: somebody else measures each case": """
+        def main(sizes):
+            for size in sizes:
+                torch.cuda.empty_cache()
+                x = torch.ones(size, device="cuda")
+                print(do_bench(lambda: x + 1))
+        def benchmark_sizes(sizes):
+            for size in sizes:
+                x = torch.ones(size, device="cuda") + 1
+                torch.cuda.empty_cache()
+    """,
+    "blocking: a switch that asks for it": """
+        def setup(args, blocking):
+            if args.debug:
+                os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+            if os.environ.get("MY_PROFILE") == "1":
+                os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+            if args.fast:
+                os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # -> launch_blocking
+    """,
+    "invention: asked for elsewhere in the file": """
+        def check():
+            if not hasattr(torch.cuda, "run_on_streams"):
+                raise RuntimeError
+        def use(streams):
+            torch.cuda.run_on_streams(streams)
+            torch.cuda.run_on_threads(streams)  # -> no_such_call
+    """,
+    "missing: streams by a computed index, and of another accelerator": """
+        POOL = []
+        def streams_of(count):
+            while len(POOL) < count:
+                POOL.append(torch.cuda.Stream())
+            return POOL[:count]
+        def fork(x, thunks):
+            streams = streams_of(len(thunks))
+            y = torch.ones(9, device="cuda")
+            for stream in streams:
+                stream.wait_stream(torch.cuda.current_stream())
+            for index, thunk in enumerate(thunks):
+                with torch.cuda.stream(streams[index - 1]):
+                    z = y + index
+        class Pipeline:
+            def denoise(self, ht):
+                y = torch.ones(9)
+                begin = time.time()
+                with self.ht.hpu.stream(self.hpu_stream):
+                    z = torch.cat([y, y])
+                    self.side = torch.npu.Stream()
+                print(time.time() - begin)
+    """,
 }
 
 

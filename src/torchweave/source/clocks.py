@@ -15,19 +15,22 @@ def read(run: Run, node: ast.expr) -> Clock:
         loop.measured = True
         loop.awaited |= loop is run.loops[-1]
     at, pending = run.tick(), tuple(run.state.pending)
-    return Clock(at=at, place=run.place(node), pending=pending, opaque=run.opaque_calls)
+    place, awaited = run.place(node), run.state.awaited
+    return Clock(at=at, place=place, pending=pending, opaque=run.opaque_calls, awaited=awaited)
 
 
 def subtract(run: Run, second: Value, first: Value) -> None:
     """Tell where a difference of clock readings encloses work that nobody waited for."""
     firsts = [one for one in options(first) if isinstance(one, Clock)]
     seconds = [one for one in options(second) if isinstance(one, Clock)]
-    if not firsts or not seconds:
+    if not firsts or not seconds or run.without_cuda:
         return
     begin, end = max(firsts, key=lambda one: one.at), max(seconds, key=lambda one: one.at)
     launches = [one for one in end.pending if one.at > begin.at]
     if not launches or begin.place is None or end.place is None:
         return
+    if end.awaited > begin.at:
+        return  # work between the readings was waited for: what comes after it may be next to nothing
     known = [one for one in launches if one.device == "cuda"]
     # calls into other files between the readings: most of the time may be theirs
     alone = begin.opaque == end.opaque

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Sequence
 
 from torchweave.source import streams
 from torchweave.source.facts import (
@@ -12,6 +14,7 @@ from torchweave.source.run import Call, Run
 from torchweave.source.values import (
     Const,
     Items,
+    Tensor,
     Value,
     Work,
     tensors_in,
@@ -30,9 +33,11 @@ def distributed(run: Run, name: str, made: Call) -> Value:
     if name == "barrier":
         run.maybe_waits("barrier")
         return Value()
-    for value in made.values:
-        for tensor in tensors_in(value):
-            run.read(tensor, made.node)
+    tensors = [tensor for value in made.values for tensor in tensors_in(value)]
+    if _is_between_hosts(made, tensors):
+        return Value()
+    for tensor in tensors:
+        run.read(tensor, made.node)
     asynchronous = made.keywords.get("async_op")
     if isinstance(asynchronous, Const) and asynchronous.value is True:
         run.keep(Items(items=tuple(made.values)))
@@ -43,6 +48,13 @@ def distributed(run: Run, name: str, made: Call) -> Value:
         return Value("work")
     run.launch(made.node, [])
     return Value()
+
+
+def _is_between_hosts(made: Call, tensors: Sequence[Tensor]) -> bool:
+    """Return whether a call visibly moves no device's memory: its tensors are the CPU's, or its group is."""
+    group = made.keywords.get("group")
+    named = group is not None and re.search(r"(^|[._])(cpu|gloo)(_|$)", group.text.lower()) is not None
+    return named or (bool(tensors) and all(tensor.device == "cpu" for tensor in tensors))
 
 
 def of_work(run: Run, work: Value, made: Call) -> Value:

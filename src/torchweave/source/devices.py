@@ -85,11 +85,13 @@ def _makes_context(run: Run, made: Call) -> Value:
 
 
 def _external(run: Run, made: Call) -> Value:
-    return Stream("external stream")
+    return Stream("torch.cuda.ExternalStream(pointer)")
 
 
 def _is_asked_for(run: Run, name: str) -> bool:
-    """Return whether a condition around asks if there is such a name."""
+    """Return whether the file asks if there is such a name, or a condition around does."""
+    if name in run.facts.asked_for:
+        return True
     asked = [node for test in run.guards for node in ast.walk(test)]
     return any(isinstance(node, ast.Constant) and node.value == name for node in asked) or any(
         getattr(node, "id", "") == "on_error" for node in asked

@@ -25,12 +25,12 @@ TRIGGERS = frozenset(
 
 def read_file(tree: ast.Module) -> Facts:
     """Return what happens in a file, as far as its source shows."""
-    facts = Facts()
+    facts = Facts(asked_for=_asked_for(tree))
     ambient = Stream("", ambient=True)
     several = Stream("")
     frame = Frame()
     run = Statements(facts, State(ambient, several), frame, ambient)
-    run.activations, run.assignments, run.traits, run.methods = [Activation(tree)], {}, {}, {}
+    run.activations, run.assignments, run.traits, run.methods, run.cached = [Activation(tree)], {}, {}, {}, {}
     frame.names = run.state.names
     run.block(tree.body)
     globals_ = frame
@@ -51,6 +51,7 @@ def _read_entry(
     if run.steps_left <= 0:
         return
     run.steps = run.depth = 0
+    run.without_cuda = False
     run.frame = Frame(outer=outer)
     run.state = State(run.ambient, run.state.several, names=run.frame.names)
     # whatever the file made before is long done
@@ -95,6 +96,13 @@ def _functions(
                 yield from _functions([one for one in inner if isinstance(one, ast.stmt)], cls)
             for handler in getattr(node, "handlers", []):
                 yield from _functions(handler.body, cls)
+
+
+def _asked_for(tree: ast.Module) -> frozenset[str]:
+    """Return the names that a file asks for before it uses them: other versions have them."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1]
+    asked = [node.args[1] for node in calls if getattr(node.func, "id", "") in ("hasattr", "getattr")]
+    return frozenset(node.value for node in asked if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _wanted(tree: ast.Module) -> set[str]:

@@ -39,7 +39,12 @@ def factory(run: Run, name: str, made: Call) -> Value:
         given = next(tensors_in(source), None)
         if given is not None or name == "as_tensor":
             return Tensor(device=given.device if given else "", pinned=given.pinned if given else None)
-        return Tensor(device="cpu", pinned=False)
+        return Tensor(device="cpu", pinned=False, origin=source.text if source is not None else "")
+    if name in WRAPS_HOST and device != "cpu":
+        if device == "cuda":
+            run.uses_cuda(made.node)
+        # memory that is on the device already is wrapped as it is
+        return Tensor(device=device)
     if device == "cpu":
         # a short copy is staged at once: only memory whose size may be large counts as not pinned
         visible = pin is None and not made.starred and not _is_small(name, made)

@@ -201,13 +201,13 @@ class PageableUpload(Fact):
     """An asynchronous copy to the device from memory that is visibly not pinned.
 
     Attributes:
-        source: The memory, as written.
-        reason: Why it is known not to be pinned.
+        source: The memory, as written; empty where it has no name.
+        names: What else the file calls it: what it is made from, and what the copy is put into.
         sure: Whether nothing outside the file can change that.
     """
 
     source: str
-    reason: str
+    names: str
     sure: bool
 
 
@@ -295,11 +295,13 @@ class Facts:
         rows: The facts in order.
         launched_on: The texts of side streams that forward work is launched on somewhere in the file.
         on_cpu: The file communicates between CPUs alone.
+        asked_for: Names that the file asks for with `hasattr` or `getattr` before it uses them.
     """
 
     rows: list[Fact] = field(default_factory=list)
     launched_on: set[str] = field(default_factory=set)
     on_cpu: bool = False
+    asked_for: frozenset[str] = frozenset()
 
     def of(self, kind: type[_F]) -> list[_F]:
         """Return the facts of one kind."""

@@ -74,6 +74,7 @@ class Functions(Names):
     activations: list[Activation]
     assignments: dict[ast.ClassDef, list[tuple[str, ast.expr]]]
     traits: dict[ast.AST, Traits]
+    cached: dict[ast.AST, Value]
 
     def block(self, statements: Sequence[ast.stmt]) -> Signal:
         """Read statements until one leaves the block."""
@@ -118,6 +119,8 @@ class Functions(Names):
             return Value()
         if is_kernel(node):
             return self.opaque(call)
+        if node in self.cached:
+            return self.cached[node]
         caller, names = self.frame, self.state.names
         current, guards, self.guards = self.state.current, self.guards, list(self.guards)
         self.frame = Frame(self._bound(function, call), function.frame)
@@ -130,6 +133,9 @@ class Functions(Names):
         self.state.names = caller.names = caller.names if at_yield else names
         if "set_stream" not in self.traits_of(node).names:
             self.state.current = current
+        if _is_cached(node):
+            # one for each set of arguments: which of them are the same, the file does not say
+            self.cached[node] = result = _settled(result) or result
         return result
 
     def _read_body(
@@ -231,6 +237,8 @@ class Functions(Names):
         self.frame = Frame(outer=outer)
         self.state = state.copy()
         self.state.names = self.frame.names
+        # objects are made where no side stream is current, wherever their attributes are asked for
+        self.state.current = self.ambient
         self.activations.append(Activation(node))
         try:
             return self.value(node)
@@ -263,6 +271,14 @@ def _attribute_assignments(cls: ast.ClassDef) -> list[tuple[str, ast.expr]]:
             if isinstance(target, ast.Attribute) and text_of(target.value) == "self" and right is not None:
                 found.append((target.attr, right))
     return found
+
+
+def _is_cached(node: ast.AST) -> bool:
+    """Return whether a function gives what it gave before (`functools.cache`)."""
+    return any(
+        text_of(one).removesuffix("()").rpartition(".")[2] in ("cache", "lru_cache", "cached", "memoize")
+        for one in getattr(node, "decorator_list", [])
+    )
 
 
 def is_kernel(node: ast.AST) -> bool:

@@ -59,6 +59,10 @@ def _of_name(run: Run, made: Call) -> Value:
     return result if result is not None else opaque(run, made)
 
 
+# what somebody else's clock is around: `do_bench`, `timeit`, `benchmark_forward`, `profile_shape`
+_MEASURES = re.compile(r"(^|_)(bench\w*|timeit|profile|measure|autotune)(_|$)", re.IGNORECASE)
+
+
 def opaque(run: Run, made: Call, *, imported: bool = False) -> Value:
     """Reckon with a call into code that is not in sight."""
     name = made.name.rpartition(".")[2]
@@ -68,6 +72,9 @@ def opaque(run: Run, made: Call, *, imported: bool = False) -> Value:
     tensors = [one for value in made.args + list(made.keywords.values()) for one in tensors_in(value)]
     if name in ("train", "eval") and made.receiver is not None and not made.args:
         return Value()  # a module's mode
+    if _MEASURES.search(name):
+        for loop in run.loops:
+            loop.measured = True
     if (name in HARMLESS and not tensors) or name in VIEWS or name in METADATA:
         return Value()
     if name in ("backward", "run_backward"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from torchweave.source import environment
 from torchweave.source.expressions import Expressions, text_of
@@ -26,6 +27,9 @@ from torchweave.source.values import (
 _PARTS = frozenset(
     ["items", "keys", "values", "parameters", "named_parameters", "modules", "named_modules", "children"]
 )
+# what hands on the items that it is given
+_WRAPPERS = frozenset(["enumerate", "tqdm", "trange", "track", "zip", "reversed", "list", "sorted", "islice"])
+_PART_OF_MODEL = re.compile(r"(^|[._])(layers|blocks|modules|experts|shards|stages)$")
 
 
 class Names(Expressions):
@@ -122,7 +126,7 @@ class Names(Expressions):
             iterable,
             count=_count(iterable),
             display=isinstance(iterable, (ast.Tuple, ast.List)),
-            mapping=isinstance(iterable, ast.Call) and text_of(iterable.func).rpartition(".")[2] in _PARTS,
+            mapping=_is_over_parts(iterable),
             depth=len(self.functions),
         )
         element = self._element(source, iterable)
@@ -148,6 +152,19 @@ class Names(Expressions):
         if isinstance(source, Tensor):
             return source
         return self.element_of(source)
+
+
+def _is_over_parts(iterable: ast.expr) -> bool:
+    """Return whether a loop goes over a mapping's or model's parts, whatever counts or shows them meanwhile."""
+    if isinstance(iterable, ast.Call):
+        name = text_of(iterable.func).rpartition(".")[2]
+        if name in _PARTS:
+            return True
+        if name == "range":
+            sizes = [one for one in iterable.args if isinstance(one, ast.Call) and text_of(one.func) == "len"]
+            return any(_is_over_parts(one.args[0]) for one in sizes if one.args)
+        return name in _WRAPPERS and any(_is_over_parts(one) for one in iterable.args)
+    return _PART_OF_MODEL.search(text_of(iterable)) is not None
 
 
 def _count(iterable: ast.expr) -> int | None:

@@ -71,6 +71,7 @@ class Run:
         now: The clock of launches, records and waits.
         began: Its time at the entry.
         default_device: Where tensors are made that name no device; empty where that is not known.
+        without_cuda: Whether a test around says that no CUDA device is used here.
     """
 
     facts: Facts
@@ -80,6 +81,7 @@ class Run:
     now: int = 0
     began: int = 0
     default_device: str = "cpu"
+    without_cuda: bool = False
     loops: list[Loop] = field(default_factory=list)
     guards: list[ast.expr] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
@@ -146,7 +148,7 @@ class Run:
         read = [tensor for value in reads for tensor in tensors_in(value)]
         devices = {tensor.device for tensor in read}
         device = device or ("cuda" if "cuda" in devices else "cpu" if devices == {"cpu"} else "")
-        if device == "cpu":
+        if device == "cpu" or self.without_cuda:
             return None
         stream = self.state.current
         side = stream is not None and not stream.ambient
@@ -219,7 +221,10 @@ class Run:
 
     def uploaded(self, node: ast.expr | ast.stmt, text: str = "") -> Tensor:
         """Copy from the host, and wait until it is there: such a copy is done when its call returns."""
-        self.launch(node, [], "cuda")
+        launch = self.launch(node, [], "cuda")
+        if launch is not None:
+            # the copy is what the call itself waits for, and no work that somebody has waited for
+            self.state.pending.pop(launch, None)
         self.state.host_wait(self.state.current, self.now)
         return Tensor(text, device="cuda", loss_of=self.state.current)
 
@@ -297,6 +302,8 @@ class Run:
             return value
         if value is None or type(value) is not Value:
             return None
+        if not value.text:
+            return value.stream  # one by a computed index, say: which one, nobody knows
         if value.stream is None and ask:
             value.stream = Stream(value.text, many=value.many)
         return value.stream

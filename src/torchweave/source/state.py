@@ -32,6 +32,7 @@ class State:
         heap: Attributes of objects: by object and name.
         context: The line of the call that made the CUDA context; None before it.
         cuda: Whether the code so far means a CUDA device.
+        awaited: When the last launch was that the host has waited for.
     """
 
     current: Stream | None
@@ -45,6 +46,7 @@ class State:
     heap: dict[tuple[Value, str], Value] = field(default_factory=dict)
     context: int | None = None
     cuda: bool = False
+    awaited: int = 0
 
     def copy(self) -> State:
         """Return a state that can go another way."""
@@ -60,6 +62,7 @@ class State:
             dict(self.heap),
             self.context,
             self.cuda,
+            self.awaited,
         )
 
     def last_write(self, storage: Storage) -> Write | None:
@@ -102,16 +105,20 @@ class State:
     def host_wait(self, stream: Stream | None, now: int) -> None:
         """Let the host wait for all that was queued on a stream; None is the device."""
         _maximum(self.host, self._all_of(stream, now) if stream is not None else {None: now})
-        self.pending = {} if stream is None else {one: None for one in self.pending if one.stream is not stream}
+        self._forget([one for one in self.pending if stream is None or one.stream is stream])
 
     def host_wait_event(self, event: Value, now: int) -> None:
         """Let the host wait for an event; for one of which nothing is known, for all."""
         stream, seen = self.events.get(event, (None, {None: now}))
         _maximum(self.host, seen)
         until = seen.get(stream, now)
-        self.pending = {
-            one: None for one in self.pending if stream is not None and (one.stream is not stream or one.at > until)
-        }
+        self._forget([one for one in self.pending if stream is None or (one.stream is stream and one.at <= until)])
+
+    def _forget(self, launches: list[Launch]) -> None:
+        """The host has waited for launches."""
+        self.awaited = max([self.awaited, *(one.at for one in launches)])
+        gone = set(launches)
+        self.pending = {one: None for one in self.pending if one not in gone}
 
     def _all_of(self, stream: Stream, now: int) -> Seen:
         """Return all that a stream has seen, itself included."""
@@ -144,6 +151,7 @@ def meet(before: State, ways: list[State]) -> State:
         met.events.update(way.events)
         met.current = met.current if met.current is way.current else None
         met.cuda |= way.cuda
+        met.awaited = max(met.awaited, way.awaited)
         met.written.update(way.written)
         met.context = met.context if way.context is None or met.context is not None else way.context
     _meet_values(met.names, [way.names for way in ways])

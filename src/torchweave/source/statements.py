@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 
 from torchweave.source import clocks
+from torchweave.source.branches import is_without_cuda
 from torchweave.source.contexts import Contexts
 from torchweave.source.expressions import text_of
 from torchweave.source.facts import Loop
@@ -99,16 +100,19 @@ class Statements(Contexts):
         self.truth(node.test)
         self.guards.append(node.test)
         try:
-            return self._ways([node.body, node.orelse])
+            without = [is_without_cuda(node.test, taken=taken) for taken in (True, False)]
+            return self._ways([node.body, node.orelse], without)
         finally:
             self.guards.pop()
 
-    def _ways(self, blocks: Sequence[Sequence[ast.stmt]]) -> Signal:
+    def _ways(self, blocks: Sequence[Sequence[ast.stmt]], without_cuda: Sequence[bool] = ()) -> Signal:
         """Read blocks of which one runs, and go on where they meet."""
-        before, ends, signal = self.state, [], ""
-        for one in blocks:
+        before, ends, signal, outer = self.state, [], "", self.without_cuda
+        for row, one in enumerate(blocks):
             self.go(before.copy())
+            self.without_cuda = outer or (row < len(without_cuda) and without_cuda[row])
             signal = self.block(one) or ""
+            self.without_cuda = outer
             if not signal:
                 ends.append(self.state)
         self.go(meet(before, ends) if ends else self.state)

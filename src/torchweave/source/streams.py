@@ -15,6 +15,7 @@ from torchweave.source.run import Call, Run
 from torchweave.source.torch_names import EVENT, INSTEAD_EVENT, INSTEAD_STREAM, STREAM
 from torchweave.source.values import (
     Const,
+    Dotted,
     Event,
     Stream,
     StreamContext,
@@ -163,22 +164,38 @@ def elapsed(run: Run, receiver: Value, made: Call) -> Value:
     return Value()
 
 
+# accelerators whose streams are not CUDA's, by the modules that they are used through
+_OTHERS = re.compile(r"(^|[._])(hpu|htcore|npu|mlu|musa|sdaa|gcu|tpu|xla)(\(\))?$", re.IGNORECASE)
+
+
+def _of_another(receiver: Value) -> bool:
+    """Return whether a device module is one of another accelerator than CUDA's."""
+    path = receiver.path if isinstance(receiver, Dotted) else receiver.text
+    return _OTHERS.search(path) is not None
+
+
 def stream_context(run: Run, receiver: Value, made: Call) -> Value | None:
     """`accelerator.stream(side)`: a stream context of whatever device module."""
     if len(made.args) != 1 or made.keywords:
         return None
+    if _of_another(receiver):
+        return StreamContext(inner=None)
     run.uses_cuda(made.node)
     return StreamContext(inner=run.as_stream(made.args[0]))
 
 
 def new_stream(run: Run, receiver: Value, made: Call) -> Value | None:
     """Make a stream of whatever device module."""
+    if _of_another(receiver):
+        return Value()
     run.uses_cuda(made.node)
     return Stream(made=run.place(made.node))
 
 
 def current_stream(run: Run, receiver: Value, made: Call) -> Value:
     """Return the current stream of whatever device module."""
+    if _of_another(receiver):
+        return Value()
     run.uses_cuda(made.node)
     return run.state.current or Value("current_stream()")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchweave.source import autograd, streams
+from torchweave.source import autograd, clocks, streams
 from torchweave.source.facts import (
     PageableUpload,
 )
@@ -120,9 +120,13 @@ def to(run: Run, receiver: Value, made: Call) -> Value | None:
 def upload(run: Run, made: Call, source: Value, *, sure: bool) -> None:
     """Tell of an asynchronous copy from memory that is visibly not pinned."""
     tensors = list(tensors_in(source))
+    wraps = [one for one in tensors if one.origin is not None]
+    if wraps and not sure:
+        return  # neither how much there is nor where it goes
     if tensors and all(one.device == "cpu" and one.pinned is False for one in tensors):
-        text = source.text or tensors[0].text or "its source"
-        run.note(PageableUpload(run.place(made.node), text, "made in pageable memory", sure=sure))
+        text = source.text or tensors[0].text
+        names = " ".join((*(one.origin or "" for one in wraps), clocks.label(run)))
+        run.note(PageableUpload(run.place(made.node), text, names, sure=sure))
 
 
 def copy_into(run: Run, receiver: Value, made: Call) -> Value | None:

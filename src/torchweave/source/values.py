@@ -89,6 +89,7 @@ class Tensor(Value):
     Attributes:
         device: `cuda`, `cpu`, or empty where it is not known.
         pinned: Whether host memory is visibly pinned (True), visibly not (False), or neither (None).
+        origin: The name of the host memory that it wraps, of which no size is known; None where it wraps none.
         mask: It is a comparison's result, so indexing by it has to count.
         loss_of: The stream of the forward that made it; None where that is not known.
         storage: Its memory.
@@ -96,6 +97,7 @@ class Tensor(Value):
 
     device: str = ""
     pinned: bool | None = None
+    origin: str | None = None
     mask: bool = False
     loss_of: Stream | None = None
     storage: Storage = field(default_factory=Storage)
@@ -103,10 +105,19 @@ class Tensor(Value):
 
 @dataclass(eq=False, slots=True)
 class Clock(Value):
-    """A reading of a host clock: when, which launches the host had not waited for, and how often it may have waited."""
+    """A reading of a host clock: when, which launches the host had not waited for, and how often it may have waited.
+
+    Attributes:
+        at: When.
+        opaque: How many calls of elsewhere there had been, which may have waited.
+        awaited: When the last launch was that the host had waited for.
+        place: Where.
+        pending: The launches that it had not.
+    """
 
     at: int = 0
     opaque: int = 0
+    awaited: int = 0
     place: Place | None = None
     pending: tuple[Launch, ...] = ()
 

@@ -5,17 +5,21 @@
 
 **Found.** `empty_cache()` in every turn of a loop that launches device work itself.
 
-**Not found.** Loops that read clocks, as benchmarks of several cases do, loops over the parts of a mapping or model,
-what runs under a condition inside the loop or after an error, and loops whose work is in an inner loop or in other
-functions: once an epoch is no harm.
+**Not found.** Loops that read clocks or call what does by its name (`do_bench`, `timeit`, `profile_...`), as benchmarks
+of several cases do, functions that are named so, loops over the parts of a mapping or model, what runs under a
+condition inside the loop or after an error, and loops whose work is in an inner loop or in other functions: once an
+epoch is no harm.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from torchweave.source.facts import CacheEmptied, Facts
 from torchweave.source.rules import Found, certainty
+
+_MEASURES = re.compile(r"(^|_)(bench\w*|profile|measure|tune|autotune)(_|$)", re.IGNORECASE)
 
 MEND = """\
 for batch in data:
@@ -28,6 +32,8 @@ def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each call."""
     for call in facts.of(CacheEmptied):
         loop = call.place.loop
+        if _MEASURES.search(call.place.function):
+            continue
         if loop is None or loop.mapping or loop.measured or call.place.guards or not (loop.launches or loop.streams):
             continue
         why = (

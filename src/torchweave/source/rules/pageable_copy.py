@@ -7,8 +7,9 @@ The driver stages such a copy through a buffer of its own and the call returns o
 from a tensor that the file shows to be made in ordinary host memory, or from a `DataLoader` of this file without
 `pin_memory=True`.
 
-**Not found.** Tensors from elsewhere, and small ones (lists of numbers, literal sizes up to 64 KiB, names such as
-`cu_seqlens`, `indices` and `offsets`), whose copy is staged at once.
+**Not found.** Tensors from elsewhere, arrays of NumPy that go to a device that the file does not name, and small ones
+(lists of numbers, literal sizes up to 64 KiB, and what is called `cu_seqlens`, `indices` or `offsets`, before
+or after the copy), whose copy is staged at once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _SMALL = re.compile(
 def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each upload."""
     for copy in facts.of(PageableUpload):
-        if _SMALL.search(copy.source):
+        if _SMALL.search(f"{copy.source} {copy.names}"):
             continue
+        source = f"`{copy.source}`" if copy.source else "Its source"
         why = (
-            f"`{copy.source}` is not in pinned memory, so this copy holds the host until it is staged, in spite of "
+            f"{source} is not in pinned memory, so this copy holds the host until it is staged, in spite of "
             "`non_blocking=True`."
         )
         yield Found(copy.place.node, why, MEND, certainty(copy.sure))

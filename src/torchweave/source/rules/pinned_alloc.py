@@ -4,8 +4,8 @@ Pinning locks pages, which takes milliseconds in which the host launches nothing
 
 **Found.** `.pin_memory()` or a factory with `pin_memory=True` in a loop that uses streams or launches device work.
 
-**Not found.** Loops that set buffers up (what is put into an attribute or container), comprehensions, and what runs
-under a condition inside the loop.
+**Not found.** Loops that set buffers up (what is put into an attribute or container), loops over the parts of a mapping
+or model, comprehensions, and what runs under a condition inside the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find(facts: Facts) -> Iterator[Found]:
     """Yield a finding for each allocation."""
     for made in facts.of(Pinned):
         loop = made.place.loop
-        if loop is None or loop.comprehension or made.kept or made.place.guards:
+        if loop is None or loop.comprehension or loop.mapping or made.kept or made.place.guards:
             continue
         if loop.streams or (loop.launches - {made.place.node} and not made.is_held()):
             yield Found(made.place.node, WHY, MEND, "shown" if loop.streams else "likely")

@@ -8,8 +8,10 @@ reading nothing that waits for it: no `synchronize()` of the device, stream or e
 operator that waits. Helper functions, methods, context managers and lambdas of the same file are looked through.
 
 **Not found.** Calls into other files, unless they are a module's call: they may wait. A wait in one branch counts as a
-wait. A difference that is named after the host's time (`launch_s`, `host_ms`, `enqueue_time`), or whose function is,
-is meant so. `torch.utils.benchmark` and `torchweave.timed` wait by themselves.
+wait. What is launched after work between the readings was waited for, which may be next to nothing. Branches whose test
+says that no CUDA device is used (`if use_cuda: ... else: ...`). A difference that is named after the host's time
+(`launch_s`, `host_ms`, `enqueue_time`), or whose function is, is meant so. `torch.utils.benchmark` and
+`torchweave.timed` wait by themselves.
 """
 
 from __future__ import annotations
