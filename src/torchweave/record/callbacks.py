@@ -89,8 +89,5 @@ class Callbacks:
         if phase == "start":
             self._begun = now()
         elif self._writer.on and self._begun:
-            table = self._writer.log.collections
-            table.begin.append(self._begun)
-            table.end.append(now())
-            table.thread.append(self._writer.thread())
-            table.generation.append(info.get("generation", -1))
+            row = (self._begun, now(), self._writer.thread(), info.get("generation", -1))
+            self._writer.tables.collections.extend(row)

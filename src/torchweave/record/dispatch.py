@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchweave.record.writer import Writer, now
-from torchweave.trace.log import KEEP, OP
+from torchweave.trace.log import KEEP
 
 WRITTEN, DENSE = 1, 2
 # these make memory and leave it as it is
@@ -96,11 +96,12 @@ class Operators(TorchDispatchMode):
             plan = self._plans[func] = _plan(func, writer)
         if plan is None:
             return func(*args, **kwargs)
-        begin, first_event = now(), len(writer.log.events.kind)
+        begin, first_event = now(), writer.tables.num_events
         result = func(*args, **kwargs)
-        place = writer.place_or_backward(sys._getframe(1))
+        # from here on: on a thread of autograd there may be no frame further out
+        place = writer.place_or_backward(sys._getframe())
         writer.span(begin, place, plan.name)
-        if len(writer.log.spans.begin) >= self._most:
+        if writer.tables.num_spans >= self._most:
             self._enough()
         if plan.keeps:
             self._keep(args, place)
@@ -132,18 +133,12 @@ class Operators(TorchDispatchMode):
             found += [(item, WRITTEN) for item in _tensors(result) if on_device(item)]
         if not found:
             return
-        log, writer = self._writer.log, self._writer
-        first = len(log.accesses.base)
+        memory: list[int] = []
         for tensor, flags in found:
-            _add(log.accesses, tensor, flags)
-        if len(log.accesses.base) == first:
-            return
-        operators = log.operators
-        operators.name.append(plan.name)
-        operators.begin.append(first_event)
-        operators.first.append(first)
-        stream = self._current_stream(found[0][0].device.index or 0)
-        writer.event(OP, place, stream, len(operators.name) - 1)
+            memory += _memory(tensor, flags)
+        if memory:
+            stream = self._current_stream(found[0][0].device.index or 0)
+            self._writer.operator(plan.name, place, first_event, memory, stream)
 
     def _keep(self, args: tuple[Any, ...], place: int) -> None:
         tensor, stream = args[0], args[1]
@@ -153,7 +148,9 @@ class Operators(TorchDispatchMode):
                 pointer = torch.cuda.Stream(
                     stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
                 ).cuda_stream
-            self._writer.event(KEEP, place, _base(tensor), pointer)
+            memory = _memory(tensor, 0)
+            if memory:
+                self._writer.event(KEEP, place, memory[0], pointer)
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
@@ -192,15 +189,15 @@ def _base(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _add(accesses: Any, tensor: torch.Tensor, flags: int) -> None:
-    """Add the memory of a tensor: the bytes from its first to its last, and whether it touches all of them."""
+def _memory(tensor: torch.Tensor, flags: int) -> tuple[int, ...]:
+    """Return a tensor's allocation, its bytes from the first to the last, and whether it touches all of them."""
     if tensor.layout is not torch.strided:
-        return
+        return ()
     try:
         base, low = _base(tensor), tensor.data_ptr()
     except RuntimeError:
         # fake and batched tensors have no memory of their own
-        return
+        return ()
     size = tensor.element_size()
     numel = tensor.numel()
     if tensor.is_contiguous():
@@ -210,10 +207,7 @@ def _add(accesses: Any, tensor: torch.Tensor, flags: int) -> None:
             (length - 1) * abs(stride) for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
         extent = extent if numel else 0
-    accesses.base.append(base)
-    accesses.low.append(low)
-    accesses.high.append(low + extent * size)
-    accesses.flags.append(flags | (DENSE if extent == numel else 0))
+    return base, low, low + extent * size, flags | (DENSE if extent == numel else 0)
 
 
 class OnThreads:

@@ -36,7 +36,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         begin = now()
         result = func(*args, **(kwargs or {}))
-        writer.span(begin, writer.place_or_backward(sys._getframe(1)), writer.name(name))
-        if len(writer.log.spans.begin) >= self._most:
+        writer.span(begin, writer.place_or_backward(sys._getframe()), writer.name(name))
+        if writer.tables.num_spans >= self._most:
             self._enough()
         return result

@@ -218,11 +218,8 @@ def _made(writer: Writer, old: Any) -> Callable[..., Any]:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         stream = make(cls, *args, **kwargs)
         if "stream_id" not in kwargs:
-            streams = writer.log.streams
-            stream._torchweave_row = len(streams.pointer)
-            streams.pointer.append(int(stream.cuda_stream))
-            streams.place.append(writer.place(sys._getframe(1)))
-            streams.external.append(int("stream_ptr" in kwargs))
+            place, external = writer.place(sys._getframe(1)), "stream_ptr" in kwargs
+            stream._torchweave_row = writer.streams.add(int(stream.cuda_stream), place, external=external)
         return stream
 
     return staticmethod(new)  # type: ignore[return-value]
@@ -232,11 +229,8 @@ def _used(writer: Writer, old: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(old)
     def set_stream(stream: Any) -> None:
         if writer.on:
-            uses = writer.log.uses
-            uses.at.append(now())
-            uses.thread.append(writer.thread())
-            uses.stream.append(getattr(stream, "_torchweave_row", -1))
-            uses.pointer.append(int(stream.cuda_stream))
+            row = getattr(stream, "_torchweave_row", -1)
+            writer.tables.uses.extend((now(), writer.thread(), row, int(stream.cuda_stream)))
         old(stream)
 
     return set_stream

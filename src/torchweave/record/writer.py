@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 from torchweave.record.pairs import measured_pairs
-from torchweave.trace.log import Log
+from torchweave.record.tables import MadeStreams, Numbers, Tables
+from torchweave.trace.log import OP, Log
 
 # taken before anybody wraps it
 now: Callable[[], int] = time.time_ns
 # reads of one clock from one line that follow each other sooner are a loop that waits
 _POLLING_NS = 50_000
+_NOWHERE = ("", 0, "")
 
 
 class Writer:
     """The log of one process while it grows.
 
     Attributes:
-        log: What was written; the same object until `fresh`.
+        tables: What was written; the same object until `fresh`.
+        streams: Stream objects.
         on: Whether anything is written; read by everything that would write.
         backwards: Where the program called each `backward()` that is running: autograd's threads have no lines.
         seen: The system's numbers of the threads that wrote something.
     """
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.tables = Tables()
+        self.streams = MadeStreams()
         self.on = False
         self.backwards: list[int] = []
         self.seen: set[int] = set()
         self._mine: dict[str, str | None] = {}
-        self._places: dict[tuple[str, int, str], int] = {}
-        self._names: dict[str, int] = {}
-        self._last_clock: dict[int, int] = {}
+        self._places, self._names, self._operators = Numbers(), Numbers(), itertools.count()
+        self._last_clock: dict[int, list[int]] = {}
         self._clock_files: dict[str, dict[int, int]] = {}
         self._timed: set[int] = set()
-        self._here = Path.cwd()
+        self._here = _folder()
         self._library = _library_folders()
 
     def fresh(self) -> Log:
         """Begin a new log, with the same places, names and stream objects, and return the old one."""
-        old = self.log
-        self.log = Log(places=list(old.places), names=list(old.names), streams=old.streams)
+        old, self.tables = self.tables, Tables()
         self._last_clock.clear()
-        return old
+        return self._log(old)
+
+    @property
+    def log(self) -> Log:
+        """The log as it is now."""
+        return self._log(self.tables)
+
+    def _log(self, tables: Tables) -> Log:
+        found = Log(streams=self.streams.table())
+        tables.into(found)
+        # last, so that they have what the rows name
+        found.places = cast("list[tuple[str, int, str]]", self._places.in_order(_NOWHERE))
+        found.names = cast("list[str]", self._names.in_order(""))
+        return found
 
     def thread(self) -> int:
         """Return the system's number of this thread; Python's own numbers are used again by later threads."""
@@ -60,11 +77,7 @@ class Writer:
 
     def name(self, text: str) -> int:
         """Return the row of a name."""
-        row = self._names.get(text)
-        if row is None:
-            row = self._names[text] = len(self.log.names)
-            self.log.names.append(text)
-        return row
+        return self._names.of(text)
 
     def place(self, frame: FrameType | None) -> int:
         """Return the row of the innermost place of the program's own code, -1 for none."""
@@ -76,12 +89,7 @@ class Writer:
             except KeyError:
                 told = self._mine[file] = self._told(file)
             if told is not None:
-                key = (told, frame.f_lineno or code.co_firstlineno, code.co_name)
-                row = self._places.get(key)
-                if row is None:
-                    row = self._places[key] = len(self.log.places)
-                    self.log.places.append(key)
-                return row
+                return self._places.of((told, frame.f_lineno or code.co_firstlineno, code.co_name))
             frame = frame.f_back
         return -1
 
@@ -94,22 +102,28 @@ class Writer:
 
     def span(self, begin: int, place: int, name: int) -> None:
         """Write down a call that ends now."""
-        spans = self.log.spans
-        spans.begin.append(begin)
-        spans.end.append(now())
-        spans.thread.append(self.thread())
-        spans.place.append(place)
-        spans.name.append(name)
+        self.tables.spans.extend((begin, now(), self.thread(), place, name))
 
     def event(self, kind: int, place: int, a: int = 0, b: int = 0) -> None:
         """Write down what was asked of the device."""
-        events = self.log.events
-        events.kind.append(kind)
-        events.at.append(now())
-        events.thread.append(self.thread())
-        events.place.append(place)
-        events.a.append(a)
-        events.b.append(b)
+        self.tables.events.extend((kind, now(), self.thread(), place, a, b))
+
+    def operator(self, name: int, place: int, first_event: int, memory: Sequence[int], stream: int) -> None:
+        """Write down an operator with the memory that it touched.
+
+        Args:
+            name: Row of its name.
+            place: Row of its place.
+            first_event: How many events there were when it began.
+            memory: For each tensor base, low, high and flags, as `Accesses` has them.
+            stream: The stream that it was sent to.
+        """
+        number, tables = next(self._operators), self.tables
+        # the event last: whoever reads it finds the rest
+        rows = [value for at in range(0, len(memory), 4) for value in (number, *memory[at : at + 4])]
+        tables.accesses.extend(rows)
+        tables.operators.extend((number, name, first_event))
+        tables.events.extend((OP, now(), self.thread(), place, stream, number))
 
     def place_or_backward(self, frame: FrameType | None) -> int:
         """Return the row of a place; on a thread without lines, that of the running `backward()`."""
@@ -132,16 +146,12 @@ class Writer:
 
     def _read(self, name: str, place: int) -> None:
         at, thread = now(), self.thread()
-        clocks, last = self.log.clocks, self._last_clock.get(thread, -1)
-        self._last_clock[thread] = len(clocks.at)
-        if last >= 0 and clocks.place[last] == place and at - clocks.at[last] < _POLLING_NS:
-            clocks.at[last] = at
-            self._last_clock[thread] = last
+        last = self._last_clock.get(thread)
+        if last is not None and last[2] == place and at - last[0] < _POLLING_NS:
+            last[0] = at
             return
-        clocks.at.append(at)
-        clocks.thread.append(thread)
-        clocks.place.append(place)
-        clocks.name.append(self.name(name))
+        self._last_clock[thread] = row = [at, thread, place, self.name(name)]
+        self.tables.clocks.append(row)
 
     def measured(self) -> list[tuple[int, int]]:
         """Return the places of clock reads that the program subtracts from each other."""
@@ -153,23 +163,30 @@ class Writer:
     def sample(self, thread: int, frame: FrameType) -> None:
         """Write down where a thread is."""
         place = self.place(frame)
-        if place < 0:
-            return
-        samples = self.log.samples
-        samples.at.append(now())
-        samples.thread.append(thread)
-        samples.place.append(place)
-        samples.name.append(-1)
+        if place >= 0:
+            self.tables.samples.extend((now(), thread, place, -1))
 
     def _told(self, file: str) -> str | None:
         """Return how a file of the program is told, None for a library's and for ours."""
         if file.startswith("<") and not file.startswith(("<stdin", "<ipython", "<string")):
             return None
-        path = os.path.abspath(file)  # noqa: PTH100 (what was moved away since must not fail)
+        try:
+            path = os.path.abspath(file)  # noqa: PTH100 (what was moved away since must not fail)
+        except OSError:
+            # a relative name, and the program has removed the folder that it is in
+            return file
         if path.startswith(self._library):
             return None
         inside = os.path.relpath(path, self._here)
         return file if file.startswith("<") else path if inside.startswith("..") else inside
+
+
+def _folder() -> Path:
+    """Return the current folder; the root where it was removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path(os.sep)
 
 
 def _library_folders() -> tuple[str, ...]:
