@@ -955,6 +955,24 @@ FORMS = {
                     self.side = torch.npu.Stream()
                 print(time.time() - begin)
     """,
+    "alias: a stream for each part of a model": """
+        def split(model):
+            for block in model.blocks:
+                block.set_group(stream=torch.cuda.Stream())
+            for batch in model.batches:
+                block.set_group(stream=torch.cuda.Stream())  # -> stream_alias
+    """,
+    "missing: what is captured by hand does not run yet": """
+        def capture(library, device):
+            t = torch.zeros(9, device="cuda")
+            stream = library.stream_to_torch(device)
+            with torch.cuda.stream(stream):
+                library.capture_begin()
+                t += 1.0
+                graph = library.capture_end()
+            library.launch(graph)
+            return (t == 1.0).all()
+    """,
 }
 
 

@@ -91,6 +91,10 @@ class Functions(Names):
         names = self.traits_of(self.activations[-1].node).names
         return bool(names & {"CUDAGraph", "graph", "make_graphed_callables", "capture_begin"})
 
+    def captures_by_hand(self) -> bool:
+        """Return whether the function that is being read begins a capture itself: what is captured does not run yet."""
+        return "capture_begin" in self.traits_of(self.activations[-1].node).names
+
     def read_entry(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, Value]) -> None:
         """Read a function by itself, with what is known of its parameters."""
         self.frame.names = self.state.names = names

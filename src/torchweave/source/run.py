@@ -185,7 +185,7 @@ class Run:
             return
         place = self.place(node)
         storage.uses[stream] = (self.now + 1, place)
-        if self.state.visible(write, stream):
+        if self.state.visible(write, stream) or self.captures_by_hand():
             return
         storage.told = True
         certain = sure and tensor.device == "cuda"
@@ -310,6 +310,10 @@ class Run:
 
     def captures_graphs(self) -> bool:
         """Return whether the function that is being read captures CUDA graphs."""
+        raise NotImplementedError
+
+    def captures_by_hand(self) -> bool:
+        """Return whether the function that is being read begins a capture itself: what is captured does not run yet."""
         raise NotImplementedError
 
     def stores(self, node: ast.expr) -> bool:

@@ -15,7 +15,8 @@ Streams run independently: what one has launched is not done when the other star
 Waits through streams, events, other streams in between and the host all count, in this file's functions too.
 
 **Not found.** Tensors that come from elsewhere (parameters, attributes): their maker may have waited. A wait in one
-branch counts as a wait; a wait of one stream out of a list counts for all of it. Streams by a computed index, from
+branch counts as a wait; a wait of one stream out of a list counts for all of it. Functions that call `capture_begin`,
+whose work only runs when the graph is launched. Streams by a computed index, from
 functions that give what they gave before (`functools.cache`), and of other accelerators than CUDA's.
 """
 

@@ -6,8 +6,8 @@ sooner or later are the CUDA stream that other work is on, and serialize with it
 **Found.** `torch.cuda.Stream()` in every turn of a loop, in this file's functions that the loop calls too; and lists
 of visibly more than 32.
 
-**Not found.** Loops of at most 32 turns, lists of unknown length, one stream for each device, and streams to
-capture CUDA graphs on.
+**Not found.** Loops of at most 32 turns, lists of unknown length, one stream for each device or part of a model, and
+streams to capture CUDA graphs on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def find(facts: Facts) -> Iterator[Found]:
         number = 1
         for count in known:
             number *= count
-        comprehension = any(loop.comprehension for loop in loops)
+        # one for each item, or for each part of a model: how many these are, the file does not say
+        comprehension = any(loop.comprehension or loop.mapping for loop in loops)
         here = made.place.depth == loops[-1].depth and not any(loop.display for loop in loops)
         if number > POOL and len(known) == len(counts) and here:
             why = f"{number} streams are made here and the pool has {POOL}, so some of them are the same CUDA stream."
