@@ -973,6 +973,20 @@ FORMS = {
             library.launch(graph)
             return (t == 1.0).all()
     """,
+    "missing: a function of elsewhere that gives streams by an index": """
+        from library import get_stream
+        def fork(devices, pool):
+            main = get_stream(devices[0])
+            with torch.cuda.stream(main):
+                x = torch.ones(9, device="cuda")
+            for device in devices:
+                stream = get_stream(device)
+                with torch.cuda.stream(stream):
+                    y = x + 1
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                z = y + 1  # -> missing_wait
+    """,
 }
 
 

@@ -277,6 +277,48 @@ def test_children_of_a_watched_program_run_as_ever(program, how):
     assert found.returncode == 0
 
 
+def test_a_forked_child_that_runs_to_the_programs_end_leaves_the_report_to_its_parent(program):
+    """Catches a second report, and a child that hangs in a profiler whose threads it does not have."""
+    (program / "forks.py").write_text(
+        "import os, torch\nimport torchweave as tw\nx = torch.ones(2) + 1\npid = os.fork()\n"
+        "for _ in range(40):\n    x + 1\n    tw.step()\n"
+        "if pid:\n    print('child', os.waitpid(pid, 0)[1], flush=True)\n"
+    )
+    found = command("why", "forks.py", cwd=program)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("Nothing to overlap") == 1
+    assert "child 0" in found.stdout
+
+
+def test_threads_that_outlive_the_main_one_are_watched_to_their_end(program, run):
+    """Catches a report in the middle of the work, and a wait for a pool's idle threads, which never end."""
+    (program / "threads.py").write_text(
+        "import threading, time, torch\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(1)\npool.submit(torch.ones, 2).result()\n"
+        "def work():\n    time.sleep(0.2)\n    torch.ones(2) + 1\n    print('late', flush=True)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    code, out, err = run("why", "threads.py")
+    assert code == 0, err
+    assert out.index("late") < out.index("Nothing to overlap")
+
+
+def test_a_program_may_close_its_output(program, run):
+    (program / "closes.py").write_text("import sys, io, torch\ntorch.ones(2) + 1\nsys.stdout = io.StringIO()\n")
+    code, out, err = run("why", "closes.py")
+    assert code == 0, err
+    assert "Nothing to overlap" in out
+
+
+def test_a_notebook_and_what_is_nested_too_deeply_get_a_clear_error(program, run):
+    (program / "book.ipynb").write_text("{}")
+    (program / "deep.py").write_text(f"x = {'-' * 100_000}1\n")
+    code, _, err = run("why", "book.ipynb")
+    assert (code, "torchweave.watch()" in err) == (2, True), err
+    code, _, err = run("why", "deep.py")
+    assert (code, "too deeply" in err) == (3, True), err
+
+
 def test_a_program_that_never_reaches_the_device_is_told_so(program, run):
     (program / "idle.py").write_text("print('hello')\n")
     code, _, err = run("why", "idle.py")

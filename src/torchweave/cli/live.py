@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchweave.cli.program import Words
 from torchweave.errors import TorchweaveError, UnreadableInputError, UsageError
@@ -80,13 +81,28 @@ def _watched(args: argparse.Namespace, device: Device, start: Any) -> tuple[Endi
 
     session = Session(device, Phases(args.skip, args.steps or DEFAULT_STEPS))
     session.begin()
+    process, output = os.getpid(), sys.stdout
     error = "an error of torchweave"
     try:
         ending = start()
         error = ending.error or (f"exit code {ending.code}" if ending.code else "")
     finally:
         recording = session.end(error)
+    if os.getpid() != process:
+        # a child that the program forked, and that ran to the program's end: the report is its parent's
+        _leave(ending.code)
+    # the program may have put something else there, or closed it
+    sys.stdout = sys.stderr if output is None or output.closed else output
     return ending, recording
+
+
+def _leave(code: int) -> NoReturn:
+    """End a forked child; torch's profiler, whose threads are its parent's, does not survive Python's own end there."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(code)
 
 
 def _alone(args: argparse.Namespace, recording: Recording | None, ending: Ending) -> int:
@@ -101,7 +117,12 @@ def _alone(args: argparse.Namespace, recording: Recording | None, ending: Ending
         recording.save(path)
         if args.save is not None:
             print(f"torchweave: wrote {path}", file=sys.stderr)
-        code = _report(args, [path])
+        try:
+            code = _report(args, [path])
+        except UnreadableInputError:
+            for note in filter(None, recording.log.notes):
+                print(f"torchweave: {note}", file=sys.stderr)
+            raise
     return ending.code if ending.code and not ending.interrupted else code
 
 

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         _check_steps(args)
         return run_program(args, args.program)
     _refuse_steps(args)
+    _refuse_notebooks(args.traces)
     files = find_traces(args.traces)
     if args.pipeline:
         _refuse_beside_pipeline(args)
@@ -118,6 +119,16 @@ def _refuse_steps(args: argparse.Namespace) -> None:
             given=" ".join(args.traces),
             remedy="give SCRIPT.py or -m MODULE; a part of a trace is chosen by `--window` or `--range`",
         )
+
+
+def _refuse_notebooks(paths: list[str]) -> None:
+    for path in paths:
+        if path.endswith(".ipynb"):
+            raise UsageError(
+                "`torchweave why` runs scripts and reads traces",
+                given=f"{path}, a notebook",
+                remedy="write `with torchweave.watch() as w:` in its cells, or read it by `torchweave check`",
+            )
 
 
 def _refuse_beside_pipeline(args: argparse.Namespace) -> None:

@@ -59,6 +59,10 @@ class Phases:
                 self._enter(follows[self.phase])
         return self.phase
 
+    def end(self) -> None:
+        """Watch no further step."""
+        self.phase = "over"
+
     def _enter(self, phase: Phase) -> None:
         self.phase, self.left = phase, 1 if phase == "flow" else self.steps
         if phase == "watched":

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,10 @@ def prepare(program: Program) -> Callable[[], Ending]:
 def _run(code: CodeType, main: ModuleType, words: list[str], folder: str) -> Ending:
     with _as_main(main, words), _first_on_path(folder):
         try:
-            exec(code, main.__dict__)  # noqa: S102 (running it is what was asked for)
+            try:
+                exec(code, main.__dict__)  # noqa: S102 (running it is what was asked for)
+            finally:
+                _wait_for_threads()
         except SystemExit as end:
             return Ending(_exit_code(end))
         except KeyboardInterrupt as end:
@@ -100,6 +104,18 @@ def _run(code: CodeType, main: ModuleType, words: list[str], folder: str) -> End
         finally:
             _flush()
     return Ending()
+
+
+def _wait_for_threads() -> None:
+    """Wait for the program's threads as Python does at its end, but for those that idle in pools until then."""
+    pools = sys.modules.get("concurrent.futures.thread")
+    idle = set(getattr(pools, "_threads_queues", ()))
+    own = threading.current_thread()
+    while True:
+        running = [one for one in threading.enumerate() if one is not own and not one.daemon and one not in idle]
+        if not running:
+            return
+        running[0].join()
 
 
 def _script(name: str) -> Path:
@@ -124,6 +140,10 @@ def _compiled(path: Path, name: str) -> CodeType:
         raise UnreadableInputError(
             "A script has to be a file that can be read", given=given, remedy="check its permissions"
         ) from error
+    except (RecursionError, MemoryError) as error:
+        raise UnreadableInputError(
+            "A script has to be Python", given=f"{name}: nested too deeply for Python's parser", remedy="mend it"
+        ) from error
     except (SyntaxError, ValueError) as error:
         at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -145,7 +165,9 @@ def _module(name: str) -> tuple[ModuleSpec, CodeType]:
         raise _no_module(name, "there is none of that name, or it has no `__main__`")
     try:
         code = get_code(spec.name)
-    except (ImportError, SyntaxError) as error:
+    except (RecursionError, MemoryError) as error:
+        raise _no_module(name, "it is nested too deeply for Python's parser") from error
+    except (ImportError, SyntaxError, ValueError) as error:
         raise _no_module(name, str(error)) from error
     if code is None:
         raise _no_module(name, "it is not written in Python")

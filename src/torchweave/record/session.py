@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torchweave.record.marks import SEAT
 from torchweave.record.patches import Patches, patch_all
 from torchweave.record.phases import Phase, Phases
 from torchweave.record.sampler import Sampler, compiles
+from torchweave.record.scopes import Scopes, before_other_profilers, is_profiling
 from torchweave.record.writer import Writer
 from torchweave.trace.log import Flow, Log, Steps
 from torchweave.trace.recording import write_recording
@@ -81,13 +83,14 @@ class Session:
         self._functions = OnThreads(Functions(self._writer, most=most, enough=self._enough))
         self._modes = _Both(self._operators, self._functions)
         self._callbacks = Callbacks(self._writer, device.pool)
-        self._patches, self._sampler = Patches(), Sampler(self._writer)
+        self._patches, self._sampler, self._scopes = Patches(), Sampler(self._writer), Scopes()
         self._steps, self._notes = Steps(), list[str]()
         self._counters: dict[str, int] = {}
         self._start: Recording | None = None
         self._watched: Recording | None = None
         self._recording = False
-        self._owner = threading.get_ident()
+        self._owner, self._process = threading.get_ident(), os.getpid()
+        self._starting = self._gave_way = False
         self._step_at = self._group_at = 0.0
         self._optimizer: Any = None
         self._told = False
@@ -99,13 +102,19 @@ class Session:
         """Start watching.
 
         Raises:
-            UsageError: The process is being watched already.
+            UsageError: The process is being watched already, or a profiler runs.
         """
         if SEAT.watcher is not None:
             raise UsageError(
                 "A process is watched by one at a time",
                 given="a watch inside another one",
                 remedy="end the outer `torchweave.watch()` first, or run the script without `torchweave why`",
+            )
+        if is_profiling():
+            raise UsageError(
+                "A process has one profiler at a time",
+                given="a watch inside a block that torch's profiler records",
+                remedy="take the profiler out, or read its trace by `torchweave why TRACE`",
             )
         SEAT.watcher = self
         self._undo.callback(setattr, SEAT, "watcher", None)
@@ -128,6 +137,10 @@ class Session:
         Returns:
             What was recorded; None where the device was never reached.
         """
+        if os.getpid() != self._process:
+            # a forked child: the profiler and the recording are its parent's
+            self._undo.close()
+            return None
         try:
             if self._recording:
                 self._stop(whole=False)
@@ -143,6 +156,12 @@ class Session:
             found.log.about, found.log.others = self._device.about(), self._device.others()
         return found
 
+    def forget(self) -> None:
+        """Watch no more, in a forked child: its device and its profiler are its parent's."""
+        self._writer.on = self._recording = False
+        if SEAT.watcher is self:
+            SEAT.watcher = None
+
     def _put_in_place(self) -> None:
         """Put everything in place that writes; each is undone in the end, also where a later one fails."""
         undo = self._undo.callback
@@ -151,10 +170,12 @@ class Session:
         self._sampler.begin()
         undo(self._patches.restore)
         patch_all(self._patches, self._writer, self._modes)
+        self._scopes.put(self._patches)
+        before_other_profilers(self._patches, self._give_way)
         self._callbacks.begin()
         undo(self._callbacks.end)
         undo(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
-        forget = weakref.ref(self._writer)
+        forget = weakref.ref(self)
         # a forked child writes nothing: its log would be lost
         os.register_at_fork(after_in_child=lambda: _switch_off(forget))
         undo(self._modes.leave)
@@ -174,7 +195,8 @@ class Session:
             # no profiler is started where one was stopped: see `_stepped`
             skip = None if skip is None else max(skip, 2)
         self._phases = Phases(skip if skip != 0 else 1, phases.steps)
-        self._start = self._watched = None
+        # what there is of the beginning stays, in case that nothing follows
+        self._start, self._watched = self._start or self._watched, None
         self._steps, self._num_watched = Steps(), 0
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
@@ -226,7 +248,12 @@ class Session:
     def _record(self) -> None:
         self._writer.fresh()
         self._counters = self._device.counters()
-        self._device.begin_trace()
+        self._starting = True
+        try:
+            self._device.begin_trace()
+        finally:
+            self._starting = False
+        self._scopes.begin_again()
         # with steps there is another one for what needs every operator; compiled code must not see the cheaper mode
         every = self._phases is None or self._phases.phase == "start" or compiles()
         self._modes.choose(every_operator=every)
@@ -253,6 +280,7 @@ class Session:
         """Stop recording, and keep what it holds if it is better than what there is."""
         self._writer.on = self._recording = False
         self._modes.leave()
+        self._scopes.end()
         trace = self._device.end_trace()
         log = self._writer.fresh()
         log.anchors, log.environment = trace.anchors, environment()
@@ -260,9 +288,34 @@ class Session:
         log.allocator = {name: value - self._counters.get(name, 0) for name, value in grown.items()}
         found = Recording(trace, log)
         if self._phases is None or self._num_watched == 0:
-            self._start = found
+            # of steps that ended before one was whole there may be next to nothing
+            self._start = self._start or found
         elif whole or self._watched is None:
             self._watched, self._start = found, None
+
+    def _give_way(self, frame: FrameType) -> None:
+        """End the watch where the program starts a profiler of its own: a process has one."""
+        if self._starting or self._gave_way or SEAT.watcher is not self:
+            return
+        row = self._writer.place(frame)
+        place = self._writer.log.told(row)
+        if self._recording and threading.get_ident() != self._owner:
+            raise UsageError(
+                "A process has one profiler at a time",
+                given=f"a thread that starts torch's profiler at {place}, in a program that is watched",
+                remedy="take the profiler out, or read its trace by `torchweave why TRACE`",
+            )
+        self._gave_way = True
+        if self._recording:
+            self._stop(whole=False)
+        elif self._phases is not None and self._phases.phase == "flow":
+            self._stop_following()
+        if self._phases is not None:
+            self._phases.end()
+        self._notes.append(
+            f"The program starts torch's profiler itself ({place}), and a process has one at a time: nothing was "
+            "watched from there on. Take it out, or read the trace that it writes by `torchweave why TRACE`."
+        )
 
     def _enough(self) -> None:
         """End a recording that has become too long; on the thread that began it, which the profiler belongs to."""
@@ -350,7 +403,7 @@ def _time_of(numbers: torch.Tensor) -> float:
     return _seconds() - begin
 
 
-def _switch_off(writer: weakref.ref[Writer]) -> None:
-    alive = writer()
+def _switch_off(session: weakref.ref[Session]) -> None:
+    alive = session()
     if alive is not None:
-        alive.on = False
+        alive.forget()

@@ -71,12 +71,23 @@ def read_text(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
-        if path.is_dir() or not (path.is_file() or path.is_fifo()):
-            raise FileNotFoundError(2, "Is a directory" if path.is_dir() else os.strerror(2))
+        if not (path.is_file() or path.is_fifo()):
+            raise OSError(2, _what_is(path))
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnreadableInputError("A file to check has to be readable", given=f"{path}: {reason}") from error
+
+
+def _what_is(path: Path) -> str:
+    """Return why a path that is no file cannot be read."""
+    if path.is_dir():
+        return "Is a directory"
+    if str(path) == "-":
+        return "Standard input is not read; name a file, or /dev/stdin"
+    if path.is_symlink():
+        return "A link that leads to no file"
+    return "A device or a socket" if path.exists() else os.strerror(2)
 
 
 def _not_text(path: Path, reason: str) -> UnreadableInputError:
@@ -157,7 +168,7 @@ def _inside(folder: Path, excluded: Callable[[Path], bool], above: set[tuple[int
         if path.is_dir():
             if path.name not in _SKIPPED and not path.name.startswith(".") and not excluded(path):
                 yield from _inside(path, excluded, above | {here})
-        elif path.suffix in (".py", NOTEBOOK) and not excluded(path):
+        elif path.suffix in (".py", NOTEBOOK) and not path.is_fifo() and not excluded(path):
             yield path
 
 

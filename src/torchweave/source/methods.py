@@ -95,10 +95,12 @@ def opaque(run: Run, made: Call, *, imported: bool = False) -> Value:
             tensor.storage.kept = True
         run.maybe_waits(name)
     text = made.receiver.text + "." + name if made.receiver is not None else name
-    if "stream" in name.lower() and not made.args:
-        # asking twice for a stream gives the same one
+    if "stream" in name.lower():
+        # asking twice for a stream gives the same one; asking for one of several may
         base = made.receiver or run.frame.get(name) or Value()
-        return run.attribute(base, name + "()", text + "()")
+        if not made.args:
+            return run.attribute(base, name + "()", text + "()")
+        return run.one_of_streams(base, text)
     return Value()
 
 

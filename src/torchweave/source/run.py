@@ -349,6 +349,12 @@ class Run:
             base.parts[name] = self.unknown_part(base, name, text)
         return base.parts[name]
 
+    def one_of_streams(self, base: Value, name: str) -> Value:
+        """Return what a function gives that is asked for one of several streams: which, the file does not say."""
+        given = self.attribute(base, name + "(...)", name + "()")
+        given.many = True
+        return given
+
     def unknown_part(self, base: Value, name: str, text: str) -> Value:
         """Return what a part of a value is that nothing in sight has set."""
         return Value(text)
