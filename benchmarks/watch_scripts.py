@@ -4,19 +4,23 @@ One command, on a machine with CUDA:
 
     python benchmarks/watch_scripts.py --out RESULTS.json        (and RESULTS.md beside it)
 
-`--part 1/2` runs a part of them, `--only NAME ...` some. Every script has a time limit, and so has the whole.
+`--part 1/2` runs a part of them, `--only NAME ...` some: with two devices, a part on each by `CUDA_VISIBLE_DEVICES`.
+Every script runs in a process of its own and has a time limit, and so has the whole; results are written as they come.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,6 +70,7 @@ class Row:
         right: Whether cause and line are right.
         seconds: How long all of it took.
         error: What went wrong, empty for nothing.
+        others: The next causes, each with its line.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Row:
     right: bool
     seconds: float
     error: str = ""
+    others: tuple[str, ...] = ()
 
 
 def read_script(path: Path) -> Script:
@@ -105,20 +111,53 @@ def all_scripts() -> list[Script]:
     return [read_script(path) for path in sorted(SCRIPTS.glob("*.py"))]
 
 
-def watch(script: Script, limit_s: float) -> Row:
-    """Watch one script in a process of its own."""
-    begin = time.monotonic()
-    words = [sys.executable, "-m", "torchweave", "why", *script.options, "--json", str(SCRIPTS / f"{script.name}.py")]
+# what takes longest before a script begins, done while the one before still runs; it waits for a word to begin
+_PRELUDE = """\
+import sys
+import torch, torchweave.diagnose.ranks, torchweave.record.session, torchweave.reporting.record
+from torchweave.cli.main import main
+sys.stdin.readline()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def ready(script: Script, keep: Path | None = None) -> subprocess.Popen[str]:
+    """Start a process that will watch a script, and waits.
+
+    Args:
+        script: The script.
+        keep: A folder for its recording.
+    """
+    save = ["--save", str(keep / f"{script.name}.twr")] if keep is not None else []
+    words = ["why", *script.options, *save, "--json", str(SCRIPTS / f"{script.name}.py")]
     environment = {**os.environ, **dict(pair.split("=", 1) for pair in script.env)}
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRELUDE, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def watch(process: subprocess.Popen[str], script: Script, limit_s: float) -> Row:
+    """Let a process that is ready watch its script, which may crash or hang."""
+    begin = time.monotonic()
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
-        report = json.loads(done.stdout)
+        out, err = process.communicate("go\n", timeout=limit_s)
     except subprocess.TimeoutExpired:
+        end(process)
         return _failed(script, begin, f"it did not end within {limit_s:g} s")
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        return _failed(script, begin, f"code {done.returncode}: {last}")
-    return judge(script, report, time.monotonic() - begin)
+    try:
+        return judge(script, json.loads(out), time.monotonic() - begin)
+    except (ValueError, KeyError, TypeError, IndexError):
+        last = next((line for line in reversed(err.strip().splitlines()) if not line.startswith("USDT")), "no word")
+        return _failed(script, begin, f"code {process.returncode}, no report: {last}")
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def judge(script: Script, report: dict, seconds: float) -> Row:
@@ -138,6 +177,7 @@ def judge(script: Script, report: dict, seconds: float) -> Row:
         factor=watched["factor"] if watched and not script.factor else None,
         right=right,
         seconds=seconds,
+        others=tuple(f"{one['cause']}:{one['where']['line']}" for one in causes[1:4]),
     )
 
 
@@ -185,18 +225,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], help="names of scripts")
     parser.add_argument("--part", default="1/1", help="which part of how many, as 1/2")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all of them")
-    parser.add_argument("--each", type=float, default=90, help="seconds for one")
+    parser.add_argument("--each", type=float, default=60, help="seconds for one")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the recordings of what is wrong here")
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
     scripts = [script for script in all_scripts() if not args.only or script.name in args.only][part - 1 :: parts]
-    begin, rows = time.monotonic(), []
-    for script in scripts:
-        left = args.limit - (time.monotonic() - begin)
-        row = watch(script, min(args.each, left)) if left > 1 else _failed(script, time.monotonic(), "no time was left")
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in watch_all(scripts, args.limit, args.each, args.keep):
         rows.append(row)
         where = f"line {row.line} of {row.marked}" if row.marked else ""
         print(
-            f"{'ok' if row.right else 'NO':3} {row.name:36} {row.found or row.error} {where} {row.factor or ''}",
+            f"{'ok' if row.right else 'NO':3} {row.name:36} {row.found or row.error} {where} {row.factor or ''} "
+            f"{row.seconds:.0f} s {'' if row.right else ' '.join(row.others)}",
             flush=True,
         )
         facts = _facts()
@@ -204,6 +246,37 @@ def main() -> int:
         args.out.with_suffix(".md").write_text(table(rows, facts))
     print(f"{sum(row.right for row in rows)} of {len(rows)} right", flush=True)
     return 0 if all(row.right for row in rows) else 1
+
+
+def watch_all(scripts: list[Script], limit_s: float, each_s: float, keep: Path | None) -> Iterator[Row]:
+    """Watch scripts one after the other; the next process gets ready meanwhile.
+
+    Args:
+        scripts: The scripts.
+        limit_s: For all of them.
+        each_s: For one.
+        keep: Where the recordings of what was wrong stay.
+    """
+    begin = time.monotonic()
+    following = ready(scripts[0], keep) if scripts else None
+    try:
+        for number, script in enumerate(scripts):
+            process, following = following, None
+            assert process is not None
+            if number + 1 < len(scripts):
+                following = ready(scripts[number + 1], keep)
+            left = limit_s - (time.monotonic() - begin)
+            if left > 1:
+                row = watch(process, script, min(each_s, left))
+            else:
+                end(process)
+                row = _failed(script, time.monotonic(), "no time was left")
+            if keep is not None and row.right:
+                (keep / f"{script.name}.twr").unlink(missing_ok=True)
+            yield row
+    finally:
+        if following is not None:
+            end(following)
 
 
 def _facts() -> dict[str, str]:

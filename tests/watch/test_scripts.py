@@ -1,6 +1,7 @@
 """The scripts with a known cause say the truth of themselves; they run on a GPU alone, their heads are read here."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
-from watch_scripts import Row, all_scripts, judge, table
+from watch_scripts import Row, all_scripts, judge, table, watch
 
 from torchweave.cli import live
 from torchweave.cli.main import build_parser, main, parser_of
@@ -64,6 +65,29 @@ def test_the_judgement_can_fail():
     harmless = next(script for script in ALL if script.cause == "none")
     assert judge(harmless, report(None, None, "overlapped"), 1.0).right
     assert not judge(harmless, report("host_busy", 3), 1.0).right
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "code -11"),
+        ("import time; time.sleep(600)", "did not end"),
+        ("print('no report')", "code 0"),
+        ("print('{}')", "code 0"),
+        ("import sys; sys.exit('torchweave: a mistake')", "a mistake"),
+        (f"print({json.dumps(report('host_sync', 3))!r})", ""),
+    ],
+)
+def test_a_script_that_crashes_or_hangs_is_a_row(code, error):
+    """Catches one bad script that ends the run of all."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.stdin.readline(); {code}"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    row = watch(process, ALL[0], 1.0 if "sleep" in code else 60.0)
+    assert error in row.error
+    assert bool(row.error) == bool(error)
+    assert process.returncode is not None
 
 
 def test_the_table_names_what_is_wrong_and_what_is_dear():
