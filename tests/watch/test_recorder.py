@@ -428,6 +428,23 @@ def test_a_recording_that_grows_too_long_is_ended_and_says_so():
     assert any("ended after 30 entries" in note for note in log.notes)
 
 
+def test_a_recording_that_other_threads_make_too_long_is_ended_too():
+    """Catches a log without end where the main thread does nothing but wait."""
+
+    def work():
+        for _ in range(200):
+            torch.ones(4) + 1
+
+    def block():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    log = watched(block, most=30)
+    assert 30 <= len(log.spans) < 40
+    assert any("ended after 30 entries" in note for note in log.notes)
+
+
 def train(session, steps, *, pause=0.0):
     layer = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)

@@ -90,7 +90,7 @@ class Session:
         self._watched: Recording | None = None
         self._recording = False
         self._owner, self._process = threading.get_ident(), os.getpid()
-        self._starting = self._gave_way = False
+        self._starting = self._gave_way = self._full = False
         self._step_at = self._group_at = 0.0
         self._optimizer: Any = None
         self._told = False
@@ -254,6 +254,7 @@ class Session:
         finally:
             self._starting = False
         self._scopes.begin_again()
+        self._full = False
         # with steps there is another one for what needs every operator; compiled code must not see the cheaper mode
         every = self._phases is None or self._phases.phase == "start" or compiles()
         self._modes.choose(every_operator=every)
@@ -318,10 +319,14 @@ class Session:
         )
 
     def _enough(self) -> None:
-        """End a recording that has become too long; on the thread that began it, which the profiler belongs to."""
-        if not self._recording or threading.get_ident() != self._owner:
+        """End a recording that has become too long."""
+        if not self._recording or self._full:
             return
-        self._stop(whole=False)
+        if threading.get_ident() == self._owner:
+            self._stop(whole=False)
+        else:
+            # the profiler belongs to the thread that began it, which may do nothing but wait for this one
+            self._writer.on, self._full = False, True
         if self._phases is None or self._phases.phase == "start":
             self._notes.append(
                 f"The recording was ended after {self._most} entries, before the program was: give "
