@@ -104,6 +104,13 @@ class Interception:
 
     def install(self) -> None:
         """Begin to watch c10d; once is enough for all pairs."""
+        try:
+            self._install()
+        except BaseException:  # half of it would be put on top of itself the next time
+            self.remove()
+            raise
+
+    def _install(self) -> None:
         for name in COLLECTIVES:
             self._replace(dist.ProcessGroup, name, self._collective)
         for name in POINT_TO_POINT:
@@ -126,12 +133,12 @@ class Interception:
 
     def remove(self) -> None:
         """Leave c10d as it was."""
-        for owner, name, entry in self._originals:
-            if entry is _INHERITED:
-                delattr(owner, name)
-            else:
+        while self._originals:
+            owner, name, entry = self._originals.pop()
+            if entry is not _INHERITED:
                 setattr(owner, name, entry)
-        self._originals.clear()
+            elif name in vars(owner):
+                delattr(owner, name)
         if self._library is not None:
             self._library._destroy()
             self._library = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -57,7 +56,8 @@ class Engine:
         self.lanes = Lanes()
         self._kinds = Kinds()
         self._decisions: dict[Hashable, choose.Decision] = {}
-        self._running = threading.Lock()
+        # whoever weaves now, first come first
+        self._running: dict[object, None] = {}
         self._log: Log | None = None
         self._worker = Worker()
         self._world: tuple[Callable[[], dist.ProcessGroup | None], tuple[Roll, Audit]] | None = None
@@ -95,16 +95,21 @@ class Engine:
             # a weave inside a strand is a part of that strand: one after the other, its crossings are the strand's
             backward()
             return forward()
-        if not self._running.acquire(blocking=False):
-            raise UsageError(
-                "One pair at a time is woven in a process",
-                given="a second weave from another thread while the first still runs",
-                remedy="weave the pairs one after the other, or use one process for each device",
-            )
+        ticket = object()
         try:
+            # a dictionary instead of a lock: a Ctrl-C may come between any two calls, and must not leave it taken
+            self._running[ticket] = None
+            if next(iter(self._running.copy())) is not ticket:
+                raise UsageError(
+                    "One pair at a time is woven in a process",
+                    given="a second weave from another thread while the first still runs",
+                    remedy="weave the pairs one after the other, or use one process for each device",
+                )
             return self._weave(forward, backward, strategy, kind)
         finally:
-            self._running.release()
+            self._running.pop(ticket, None)
+            # a strand does this itself, unless Ctrl-C comes at its very end
+            self.interception.unbind()
 
     def _weave(self, forward: Callable[[], T], backward: Callable[[], Any], strategy: str, kind: Hashable) -> T:
         if strategy == SERIAL:

@@ -165,11 +165,12 @@ def play_together(
         with torch.autograd.set_multithreading_enabled(False):
             _run(strands.forward, forward, interception)
     except BaseException as error:
-        # it never began, or was interrupted at its very end: the backward must not wait for it
-        if not strands.forward.done:
-            strands.forward.error = strands.forward.error or error
-            conduct.fail(strands.forward, error)
-            conduct.end(strands.forward)
+        # Ctrl-C between two steps of ours, or no more threads: neither strand must wait for the other, whatever is done
+        if worker.is_idle and not strand.done:
+            conduct.end(strand)
+        strands.forward.error = strands.forward.error or error
+        conduct.fail(strands.forward, error)
+        conduct.end(strands.forward)
         raise
     finally:
         try:
