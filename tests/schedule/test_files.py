@@ -3,9 +3,12 @@
 import pytest
 
 from torchweave.errors import UnreadableInputError
+from torchweave.schedule.action import Action
 from torchweave.schedule.build import build, names
+from torchweave.schedule.check import faults_of
 from torchweave.schedule.files import from_csv, read_csv, to_csv
 from torchweave.schedule.passes import add_reduce_grad, add_send_recv
+from torchweave.schedule.plan import placed
 
 NUMBERS = [(1, 2), (2, 4), (4, 8), (4, 12)]
 
@@ -81,3 +84,10 @@ def test_one_action_astray_changes_neither_the_place_of_a_stage_nor_the_number_o
     rows[1] += ",3F0,0F99"
     plan = from_csv("\n".join(rows), "astray")
     assert (plan.placement, plan.num_microbatches) == (build("dualpipe", 4, 8).placement, 8)
+
+
+def test_a_number_that_no_plan_of_this_length_has_is_astray_and_not_a_count():
+    # else a slip of a key makes millions of missing actions
+    plan = placed("slip", [[*map(Action.parse, ("0F0", "0F900000000", "0B0", "0B900000000", "900000000F0"))]] * 2)
+    assert (plan.num_stages, plan.num_microbatches) == (1, 1)
+    assert any("no microbatch 900000000" in fault.text for fault in faults_of(plan))

@@ -125,6 +125,9 @@ def test_json_of_a_comparison_has_fixed_keys(capsys):
         ("1f1b --read x.csv", EXIT_USAGE, "takes the whole plan from a file"),
         ("--read no-such-file.csv", EXIT_UNREADABLE, "No such file"),
         ("1f1b --ranks 4 --microbatches 8 --max-activations 3", 1, ">0F3<"),
+        ("1f1b --ranks 4 --microbatches 8 --max-activations nan", EXIT_USAGE, "a number above 0"),
+        ("compare --ranks 4 --microbatches 8 --max-activations nan", EXIT_USAGE, "a number above 0"),
+        ("compare --ranks 4 --microbatches 8 --max-activations 0", EXIT_USAGE, "a number above 0"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(words, code, said, capsys):
@@ -133,6 +136,15 @@ def test_mistakes_are_told_without_a_traceback(words, code, said, capsys):
     assert out == ""
     assert said in err
     assert "Remedy: " in err
+
+
+def test_costs_at_their_bounds_are_drawn(tmp_path, capsys):
+    words = ["dualpipev", "--ranks", "2", "--microbatches", "4", "--simulate"]
+    for costs in ("F=1e100,comm=1e100", "F=1e-100,comm=1e100", "F=0,B=0,W=0"):
+        assert main(["plan", *words, costs, "--svg", str(tmp_path / "plan.svg")]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) < 200
+    assert main(["plan", *words, "F=0,B=0,W=0"]) == 0
+    assert "does not change the step" in capsys.readouterr().out
 
 
 def test_a_terminal_without_unicode_gets_other_characters():

@@ -144,9 +144,11 @@ def test_what_is_not_given_follows_from_what_is():
         ("F=1,F=2", "each once"),
         ("F=x", "NAME=NUMBER"),
         ("F=", "NAME=NUMBER"),
-        ("F=-1", "not negative"),
-        ("F=nan", "finite"),
-        ("F=inf", "finite"),
+        ("F=-1", "0, or between"),
+        ("F=nan", "0, or between"),
+        ("F=inf", "0, or between"),
+        ("F=1e308", "0, or between"),  # sums of these are infinite
+        ("F=1e-320", "0, or between"),  # and so are their ratios
         ("recovered=1.5", "at most 1"),
         ("p2p=1/2", "one number, for all stages"),
         ("W=3", "a part of it"),

@@ -97,7 +97,8 @@ def simulation_lines(costs: Costs | None, woven: Simulation, serial: Simulation 
     lines += [[(line.text, "title" if number == 0 else "")] for number, line in enumerate(aligned([head, *rows]))]
     if serial:
         gain = 1 - woven.step_time / serial.step_time if serial.step_time else 0.0
-        lines.append([(f"weaving the pairs makes the step {abs(gain):.1%} {'shorter' if gain >= 0 else 'longer'}", "")])
+        told = f"makes the step {abs(gain):.1%} {'shorter' if gain > 0 else 'longer'}"
+        lines.append([(f"weaving the pairs {told if abs(gain) >= 0.0005 else 'does not change the step'}", "")])
     return lines
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchweave.errors import TorchweaveError
 from torchweave.schedule.action import BACKWARD, COMPUTE, FORWARD, INPUT, P2P, WEIGHT, Action, leaves
 from torchweave.schedule.blocking import Dependencies
-from torchweave.schedule.memory import alive_during
+from torchweave.schedule.memory import alive_during, check_limit
 from torchweave.schedule.plan import Plan, Result
 from torchweave.schedule.transfers import transfer_of
 
@@ -61,6 +61,7 @@ def check(plan: Plan, max_activations: float | None = None) -> None:
 
     Raises:
         PlanError: The plan cannot be run.
+        UsageError: The limit is not above 0.
     """
     if faults := faults_of(plan, max_activations):
         raise PlanError(plan, faults)
@@ -74,7 +75,11 @@ def faults_of(plan: Plan, max_activations: float | None = None) -> tuple[Fault, 
     Args:
         plan: A plan of computing actions alone, or with point-to-point.
         max_activations: The most activations that a rank may hold; None for any number.
+
+    Raises:
+        UsageError: The limit is not above 0.
     """
+    check_limit(max_activations)
     found = [*_strange(plan), *_miscounted(plan), *_waiting(plan)]
     if any(action.kind in P2P for row in plan.ranks for action in row):
         found += _unmatched(plan)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torchweave.errors import UsageError
 from torchweave.schedule.build import build, names
 from torchweave.schedule.costs import Costs, in_figures
+from torchweave.schedule.memory import check_limit
 from torchweave.schedule.simulate import simulate
 
 # a step this much longer than the shortest is as good, if the plan needs less memory
@@ -83,8 +84,9 @@ def compare(
         max_activations: Leave out what holds more activations than this, in shares as above; None for no limit.
 
     Raises:
-        UsageError: The numbers cannot be, a cost is a list, or no schedule is left.
+        UsageError: The numbers or the limit cannot be, a cost is a list, or no schedule is left.
     """
+    check_limit(max_activations)
     costs = costs or Costs()
     found: list[Candidate] = []
     refused: list[tuple[str, str]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,6 +10,8 @@ from torchweave.errors import UsageError
 from torchweave.schedule.action import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, Action
 
 Times = float | tuple[float, ...]
+
+_LEAST, _MOST = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Costs:
         for field in fields(self):
             value = getattr(self, field.name)
             for number in value if isinstance(value, tuple) else () if value is None else (value,):
-                if not (math.isfinite(number) and number >= 0):
+                if not (number == 0 or _LEAST <= number <= _MOST):  # sums and ratios of these are finite
                     raise UsageError(
-                        "A cost is a finite time that is not negative",
+                        f"A cost is 0, or between {_LEAST:g} and {_MOST:g}",
                         given=f"{field.name}={number:g}",
                         remedy="give all costs in one unit, such as ms",
                     )
@@ -206,9 +207,9 @@ class CostTable:
 
 
 def in_figures(time: float) -> str:
-    """Return a time in four figures, or whole where it is longer.
+    """Return a time in four figures, or whole where it is longer and a person can still read it.
 
     Args:
         time: In the unit of the costs.
     """
-    return f"{time:.4g}" if time < 1e4 else f"{time:.0f}"
+    return f"{time:.0f}" if 1e4 <= time < 1e15 else f"{time:.4g}"

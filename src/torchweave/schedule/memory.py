@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torchweave.errors import UsageError
 from torchweave.schedule.action import BACKWARD, FORWARD, WEIGHT, Action
 from torchweave.schedule.plan import Plan
 
@@ -36,3 +37,20 @@ def alive_during(row: Sequence[Action]) -> Iterator[int]:
         yield alive
         for leaf in leaves:
             alive -= leaf.kind in _LAST
+
+
+def check_limit(max_activations: float | None) -> None:
+    """Refuse a limit that no plan can keep, or that limits nothing because it is no number.
+
+    Args:
+        max_activations: The most activations that a rank may hold; None for any number.
+
+    Raises:
+        UsageError: It is not above 0.
+    """
+    if max_activations is not None and not max_activations > 0:
+        raise UsageError(
+            "The most activations that a rank may hold are a number above 0",
+            given=f"{max_activations:g}",
+            remedy="leave the limit out, or give a larger one",
+        )

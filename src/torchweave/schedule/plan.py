@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchweave.schedule.action import BACKWARD, COMPUTE, FORWARD, INPUT, WEIGHT, Action, leaves
@@ -105,8 +105,8 @@ def placed(name: str, rows: Sequence[Sequence[Action]]) -> Plan:
     """
     ranks = tuple(tuple(row) for row in rows)
     found = [(leaf, rank) for rank, row in enumerate(ranks) for _, leaf in leaves(row) if leaf.kind in COMPUTE]
-    num_stages = _count(leaf.stage for leaf, _ in found)
-    num_microbatches = _count(leaf.microbatch or 0 for leaf, _ in found)
+    num_stages = _count([leaf.stage for leaf, _ in found])
+    num_microbatches = _count([leaf.microbatch or 0 for leaf, _ in found])
     votes = [[Counter[int]() for _ in range(num_stages)] for _ in range(2)]
     for leaf, rank in found:
         if leaf.stage < num_stages:
@@ -117,9 +117,10 @@ def placed(name: str, rows: Sequence[Sequence[Action]]) -> Plan:
     return Plan(name, ranks, (first, second) if mirrored else (both,), num_microbatches)
 
 
-def _count(numbers: Iterable[int]) -> int:
-    """Return how many there are, from 0 to the largest that is named twice."""
-    return 1 + max((number for number, times in Counter(numbers).items() if times > 1), default=0)
+def _count(numbers: Sequence[int]) -> int:
+    """Return how many there are, from 0 to the largest that is named twice; no more than there are actions."""
+    named = Counter(numbers).items()
+    return 1 + max((number for number, times in named if times > 1 and number < len(numbers)), default=0)
 
 
 def _winner(votes: Counter[int]) -> int:
