@@ -36,7 +36,10 @@ def described(value: object) -> str:
         return f"a tensor of shape {tuple(shape)}"
     if value is None:
         return "None"
-    return f"{type(value).__name__}: {' '.join(repr(value).split())[:80]}"
+    text = " ".join(repr(value).split())
+    if "tensor(" in text:  # numbers of a tensor inside
+        return f"{type(value).__name__} with a tensor inside"
+    return f"{type(value).__name__}: {text[:80]}"
 
 
 class UsageError(TorchweaveError, ValueError):

@@ -227,7 +227,7 @@ def ranks_disagree():
 def test_ranks_that_cut_the_batch_differently(pool4):
     answers = pool4.run(ranks_disagree)
     assert {place for place, _, _ in answers} == {(2, None, "the beginning of the step", None)}
-    assert all("Every rank of a pipeline runs the same plan" in cause for _, cause, _ in answers)
+    assert all("Every rank of a pipeline runs the same num_microbatches" in cause for _, cause, _ in answers)
 
 
 def the_user_is_wrong():

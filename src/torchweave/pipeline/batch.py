@@ -16,7 +16,8 @@ class Microbatches:
     Args:
         name: `inputs` or `targets`, for errors.
         value: The whole batch: a tensor, or a tuple or dict with tensors, each cut into equal parts along its first
-            dimension; or a list with one item a microbatch, None where this rank does not need it; or None.
+            dimension; or a list with one item a microbatch, None where this rank does not need it; or None. What is
+            no tensor goes to every microbatch as it is.
         count: How many microbatches.
 
     Raises:
@@ -55,6 +56,13 @@ class Microbatches:
 def _cut(name: str, value: Any, count: int) -> list[Any]:
     leaves, spec = pytree.tree_flatten(value)
     for leaf in leaves:
+        shape = getattr(leaf, "shape", None)
+        if shape and not isinstance(leaf, Tensor):  # else every microbatch would get all of it
+            raise UsageError(
+                f"What is cut in {name} is a tensor",
+                given=f"{type(leaf).__name__} of shape {tuple(shape)}",
+                remedy="make it one with torch.as_tensor, or pass a list with one item for each microbatch",
+            )
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or leaf.shape[0] % count):
             raise UsageError(
                 f"The first dimension of {name} is a multiple of the number of microbatches",

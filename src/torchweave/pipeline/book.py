@@ -10,6 +10,10 @@ from torchweave.pipeline.faults import Where
 from torchweave.pipeline.p2p import Wire
 from torchweave.pipeline.values import Layout
 
+# how the gradients of a stage's inputs look: the strides of each, or None where there is none
+Strides = list[tuple[int, ...] | None]
+Entry = Layout | Strides
+
 
 class Key(NamedTuple):
     """What a transfer carries.
@@ -37,8 +41,8 @@ class Book:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._pages: dict[str, dict[Key, Layout | list[bool]]] = {}
-        self._page: dict[Key, Layout | list[bool]] = {}
+        self._pages: dict[str, dict[Key, Entry]] = {}
+        self._page: dict[Key, Entry] = {}
         self._learns = True
 
     def open(self, signature: str, *, learn: bool) -> None:
@@ -58,12 +62,28 @@ class Book:
         """Keep what was learnt, at the end of a step that every rank has ended."""
         self._pages[signature] = self._page
 
-    def tell(self, key: Key, entry: Layout | list[bool], peer: int, awaited: Where) -> None:
+    def settled(self, key: Key, entry: Entry) -> Entry:
+        """Return how a transfer is to look that could be sent so: as in the step in which it was learnt, if it fits.
+
+        What lies in memory in another order is put in order, and a gradient that is not there goes as zeros.
+
+        Args:
+            key: The transfer.
+            entry: How it looks now.
+        """
+        known = None if self._learns else self._page.get(key)
+        if isinstance(entry, Layout):
+            return known if isinstance(known, Layout) and entry.is_like(known) else entry
+        if not isinstance(known, list) or any(e is not None and k is None for e, k in zip(entry, known, strict=True)):
+            return entry
+        return known
+
+    def tell(self, key: Key, entry: Entry, peer: int, awaited: Where) -> None:
         """Say how a transfer looks, before it is sent.
 
         Args:
             key: The transfer.
-            entry: How it looks: a stage's outputs, or which of its inputs get a gradient.
+            entry: How it looks, `settled`: a stage's outputs, or the gradients of its inputs.
             peer: The receiving rank, within the pipeline.
             awaited: What the peer needs it for.
 
@@ -77,7 +97,8 @@ class Book:
             raise UsageError(
                 "What a stage passes on looks the same in every step whose inputs look the same",
                 given=f"{key} is {_told(entry)}, and was {_told(known)}",
-                remedy="build the pipeline with dynamic_shapes=True",
+                remedy="build the pipeline again where the model was changed (weights frozen, another dtype); else "
+                "build it with dynamic_shapes=True",
             )
 
     def layout(self, key: Key, peer: int, awaited: Where) -> Layout:
@@ -86,23 +107,24 @@ class Book:
         assert isinstance(entry, Layout)
         return entry
 
-    def present(self, key: Key, peer: int, awaited: Where) -> list[bool]:
-        """Return for each of a stage's inputs with gradient whether one is sent back."""
+    def strides(self, key: Key, peer: int, awaited: Where) -> Strides:
+        """Return for each of a stage's inputs with gradient the strides of the one that is sent back, if one is."""
         entry = self._look_up(key, peer, awaited)
         assert isinstance(entry, list)
         return entry
 
-    def known(self, key: Key) -> list[bool] | None:
-        """Return which gradients the other side expects, or None while that is still being learnt."""
-        entry = None if self._learns else self._page.get(key)
-        return entry if isinstance(entry, list) else None
-
-    def _look_up(self, key: Key, peer: int, awaited: Where) -> Layout | list[bool]:
+    def _look_up(self, key: Key, peer: int, awaited: Where) -> Entry:
         if self._learns:
             text = self._wire.receive_text(peer, awaited)
-            self._page[key] = Layout.decode(text) if key.kind == "F" else json.loads(text)
+            self._page[key] = Layout.decode(text) if key.kind == "F" else _decoded(text)
         return self._page[key]
 
 
-def _told(entry: Layout | list[bool] | None) -> str:
-    return f"gradients {entry}" if isinstance(entry, list) else str(entry)
+def _decoded(text: str) -> Strides:
+    return [None if strides is None else tuple(strides) for strides in json.loads(text)]
+
+
+def _told(entry: Entry | None) -> str:
+    if isinstance(entry, list):
+        return "gradients for " + (", ".join(str(at) for at, one in enumerate(entry) if one is not None) or "no input")
+    return str(entry)

@@ -147,6 +147,22 @@ class Guard:
                 self._break()
             return _error(self._note)
 
+    @contextlib.contextmanager
+    def on_break(self, awaited: Where | None = None) -> Iterator[None]:
+        """Make a backend's error inside the failure behind it.
+
+        Args:
+            awaited: What another rank does meanwhile; None for a collective of them all.
+
+        Raises:
+            PipelineError: A rank is gone, or did nothing within the limit.
+        """
+        begin = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.behind(error, awaited, time.monotonic() - begin) from error
+
     def wait(self, work: dist.Work, awaited: Where | None, *, on_host: bool = False) -> None:
         """Wait for a transfer on the host, or with NCCL on the current stream alone.
 
@@ -160,12 +176,8 @@ class Guard:
 
         Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `WorkNCCL::isCompleted` and `WorkNCCL::wait`.
         """
-        begin = time.monotonic()
-        try:
+        with self.on_break(awaited):
             work.wait() if self._on_gpu else work.wait(datetime.timedelta(seconds=self.limit_s))
-        except RuntimeError as error:
-            waited_s = time.monotonic() - begin
-            raise self.behind(error, awaited, waited_s) from error
         if on_host and self._on_gpu:
             self._wait_for_gpu(work, awaited)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torchweave.errors import UsageError
+from torchweave.errors import UsageError, WaitLimitError
 
 # What a GPU's group allows beyond the pipeline's own limit: NCCL's watchdog counts from where an operation was queued
 # and ends the process, a rank's own wait begins when it has queued a whole step and ends in an error that says who.
@@ -29,6 +29,9 @@ def own_group(
         partition: For each new group its ranks, numbered within `parent`; each rank in one of them.
         limit_s: How long a rank waits for another, seconds.
 
+    Raises:
+        WaitLimitError: The others do not call it.
+
     Source: torch/distributed/distributed_c10d.py: `new_group` needs every rank of the default group, unless with
         `use_local_synchronization`, which cannot split the communicator of a default group that is bound to a device;
         without being told it takes the default group's backend, not the parent's.
@@ -45,7 +48,15 @@ def own_group(
     if len(mine) == 1:
         return None
     ranks = [dist.get_global_rank(parent, rank) for rank in mine]
-    made = dist.new_group(ranks, timeout=timeout, backend=dist.get_backend(parent), use_local_synchronization=True)
+    try:
+        made = dist.new_group(ranks, timeout=timeout, backend=dist.get_backend(parent), use_local_synchronization=True)
+    except dist.DistStoreError as error:
+        raise WaitLimitError(
+            f"rank {dist.get_rank()}",
+            f"ranks {', '.join(map(str, ranks))} to build their pipeline",
+            timeout.total_seconds(),
+            remedy="call build on every rank of the group, with arguments of the same kind",
+        ) from error
     assert isinstance(made, dist.ProcessGroup)
     return made
 
@@ -95,6 +106,12 @@ def device_of(chunks: Sequence[nn.Module], group: dist.ProcessGroup | None) -> t
     found = [tensor.device for chunk in chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
     if not found:
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    if any(device.type == "meta" for device in found):
+        raise UsageError(
+            "A stage's weights are in memory when the pipeline is built",
+            given="a stage on the device meta",
+            remedy="give it memory with to_empty(device=...) and values, and then build",
+        )
     if backend == ("gloo" if found[0].type == "cuda" else "nccl"):
         raise UsageError(
             "A pipeline's group sends tensors of the stages' device: NCCL a GPU's, gloo the CPU's",

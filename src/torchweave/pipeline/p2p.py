@@ -61,7 +61,7 @@ class Wire:
 
         Args:
             peer: The receiving rank, within the group.
-            tensors: What is sent; kept alive until it has left.
+            tensors: What is sent, each without gaps in memory (`laid_out`); kept alive until it has left.
             awaited: What the peer needs them for.
         """
         while len(self._sent) >= _MOST_SENDS:
@@ -131,10 +131,8 @@ class Wire:
         """
         if self._group is None:
             return
-        try:
+        with self._guard.on_break():
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._guard.behind(error, None) from error
         assert work is not None
         self._guard.wait(work, None, on_host=True)
 
@@ -160,12 +158,10 @@ class Wire:
         if not tensors:
             return []
         operations = [dist.P2POp(operation, tensor, group=self._group, group_peer=peer) for tensor in tensors]
-        try:
+        with self._guard.on_break(awaited):  # gloo raises at once where the connection was closed before
             return dist.batch_isend_irecv(operations)
-        except RuntimeError as error:  # gloo: the connection was closed before
-            raise self._guard.behind(error, awaited) from error
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes: every dtype goes over every backend so."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """Return the bytes of a tensor without gaps, as they lie in memory: every dtype goes over every backend so."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

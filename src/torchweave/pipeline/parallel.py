@@ -20,11 +20,13 @@ class Wrapping:
     """A stage without a data-parallel wrapper.
 
     Attributes:
-        apart: Whether its weight gradients can be computed apart from its input gradients; "" or why not.
+        together: Why its weight gradients cannot be computed apart from its input gradients; "" where they can.
         reduces_in_backward: Whether its last backward communicates, so that it is not woven.
+        swaps_weights: Whether the module has other parameters while they are gathered.
     """
 
     together = ""
+    swaps_weights = False
     reduces_in_backward = False
 
     def begin(self) -> None:
@@ -86,6 +88,7 @@ class _Fsdp(Wrapping):
     """FSDP2: its weights stay gathered and its gradients unreduced until the stage's last backward is over."""
 
     together = "FSDP2 gathers gradients at the end of a whole backward"
+    swaps_weights = True
 
     def __init__(self, roots: list[Any]) -> None:
         self._roots = roots

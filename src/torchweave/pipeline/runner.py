@@ -14,13 +14,14 @@ from torch.autograd.profiler import record_function
 
 from torchweave.engine.pair import weave
 from torchweave.errors import TorchweaveError
+from torchweave.pipeline.asked import Asked
 from torchweave.pipeline.batch import Microbatches
-from torchweave.pipeline.book import Key
+from torchweave.pipeline.book import Entry, Key, Strides
 from torchweave.pipeline.faults import Where
 from torchweave.pipeline.p2p import Receipt
 from torchweave.pipeline.rig import Rig
-from torchweave.pipeline.stage import Forward, Loss
-from torchweave.pipeline.values import Layout, Outputs, put_together
+from torchweave.pipeline.stage import Forward
+from torchweave.pipeline.values import Layout, Outputs, laid_out, put_together, stride_of
 from torchweave.schedule.action import Action
 from torchweave.schedule.plan import Plan
 
@@ -36,26 +37,23 @@ class Step:
         plan: With transfers and reductions.
         inputs: Of the first stage.
         targets: Of the last stage.
-        loss_fn: Of the last stage.
-        seed: The gradient with which each microbatch's loss goes backward.
-        keeps_outputs: Whether the last stage's outputs are kept.
+        asked: What the run is asked for.
     """
 
     rig: Rig
     plan: Plan
     inputs: Microbatches
     targets: Microbatches
-    loss_fn: Loss
-    seed: float
-    keeps_outputs: bool
+    asked: Asked
     losses: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
-    _outgoing: dict[Key, tuple[list[Tensor], Layout | list[bool]]] = field(default_factory=dict)
+    _outgoing: dict[Key, tuple[list[Tensor], Entry]] = field(default_factory=dict)
     _incoming: dict[Key, tuple[Any, Receipt]] = field(default_factory=dict)
     _local: dict[Key, Any] = field(default_factory=dict)
     _entered: dict[tuple[int, int], Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._seed = self.asked.seed(self.plan.num_microbatches)
         self._row = self.plan.ranks[self.rig.rank]
         leaves = [leaf for action in self._row for leaf in action.leaves() if leaf.kind in ("B", "W")]
         self._last = {leaf.stage: leaf for leaf in leaves}
@@ -84,7 +82,8 @@ class Step:
                 if action.kind in self._do:  # UNSHARD and RESHARD are FSDP's own affair here
                     self._do[action.kind](action)
         with self.rig.guard.at(Where(here, None, "the end of the step", None)):
-            self.rig.sums.finish(self.rig.guard)
+            if self.asked.trains:
+                self.rig.sums.finish(self.rig.guard)
             self.rig.wire.finish()
 
     def _forward(self, action: Action) -> None:
@@ -136,31 +135,36 @@ class Step:
         before = Key("F", action.stage - 1, microbatch)
         value = self.inputs[microbatch] if stage.is_first else self._arrived(before)
         target = self.targets.get(microbatch) if stage.is_last else None
-        return stage.forward(value, self.loss_fn if stage.is_last else None, target)
+        return stage.forward(value, self.asked.loss_fn if stage.is_last else None, target)
 
     def _finish_forward(self, action: Action, forward: Forward, output: Any, loss: Tensor | None) -> None:
         """Keep what the backward needs, and hand the outputs over."""
         stage, microbatch = self.rig.stages[action.stage], _microbatch(action)
-        outputs = stage.keep(microbatch, forward, output, loss)
+        outputs = None if stage.is_last else stage.outputs_of(output)
+        if self.asked.trains:
+            stage.keep(microbatch, forward, outputs, loss)
         if loss is not None:
             self._keep_loss(microbatch, loss.detach())
-            if self.keeps_outputs:
-                self.outputs[microbatch] = torch.utils._pytree.tree_map(_detached, output)
         if outputs is not None:
             self._hand_over(Key("F", action.stage, microbatch), outputs)
+        elif self.asked.keeps_outputs:
+            self.outputs[microbatch] = torch.utils._pytree.tree_map(_detached, output)
 
     def _keep_loss(self, microbatch: int, loss: Tensor) -> None:
         self.losses[microbatch] = loss
-        if self.rig.stops_at_nan and loss.device.type == "cpu":  # a GPU's is looked at when the step ends
+        # a GPU's is looked at when the step ends
+        if self.rig.stops_at_nan and self.asked.trains and loss.device.type == "cpu":
             check_finite(loss)
 
     def _hand_over(self, key: Key, outputs: Outputs) -> None:
-        target = key.stage + 1
-        tensors = [tensor.detach() for tensor in outputs.tensors]
-        if self._is_here(target, key.microbatch):
-            self._local[key] = _with_gradients(outputs.layout, tensors)
-        else:
-            self._outgoing[key] = (tensors, outputs.layout)
+        if self._is_here(key.stage + 1, key.microbatch):
+            self._local[key] = _with_gradients(outputs.layout, [tensor.detach() for tensor in outputs.tensors])
+            return
+        layout = self.rig.book.settled(key, outputs.layout)
+        assert isinstance(layout, Layout)
+        strides = [described.stride for described in layout.tensors]
+        tensors = [laid_out(tensor, stride) for tensor, stride in zip(outputs.tensors, strides, strict=True)]
+        self._outgoing[key] = (tensors, layout)
 
     def _prepare_backward(self, action: Action) -> Callable[[], Sequence[Tensor | None]]:
         """Wait for the gradients that come in, and return the backward."""
@@ -168,7 +172,7 @@ class Step:
         gradients: list[Tensor | None]
         if stage.is_last:
             loss = self.losses[microbatch]
-            gradients = [torch.full_like(loss, self.seed)] if stage.has_graph(microbatch) else []
+            gradients = [torch.full_like(loss, self._seed)] if stage.has_graph(microbatch) else []
         else:
             gradients = self._arrived(Key("B", action.stage + 1, microbatch))
         return stage.backward(microbatch, gradients, kind=action.kind, last=self._is_last(action))
@@ -181,20 +185,18 @@ class Step:
         if self._is_here(action.stage - 1, key.microbatch):
             self._local[key] = list(gradients)
             return
-        present = [gradient is not None for gradient in gradients]
-        expected = self.rig.book.known(key)
-        if expected is not None and all(e or not p for e, p in zip(expected, present, strict=True)):
-            present = expected  # what has no gradient this time goes as zeros
-        self._outgoing[key] = (self._filled(key, gradients, present), present)
+        strides = self.rig.book.settled(key, [None if g is None else stride_of(g) for g in gradients])
+        assert isinstance(strides, list)
+        self._outgoing[key] = (self._filled(key, gradients, strides), strides)
 
-    def _filled(self, key: Key, gradients: Sequence[Tensor | None], present: Sequence[bool]) -> list[Tensor]:
+    def _filled(self, key: Key, gradients: Sequence[Tensor | None], strides: Strides) -> list[Tensor]:
         layouts = [layout for layout in self._entered.pop((key.stage, key.microbatch)).tensors if layout.requires_grad]
         return [
-            torch.zeros(layout.shape, dtype=getattr(torch, layout.dtype), device=self.rig.device)
+            layout._replace(stride=stride).empty(self.rig.device).zero_()
             if gradient is None
-            else gradient
-            for layout, gradient, sent in zip(layouts, gradients, present, strict=True)
-            if sent
+            else laid_out(gradient, stride)
+            for layout, gradient, stride in zip(layouts, gradients, strides, strict=True)
+            if stride is not None
         ]
 
     def _send(self, action: Action) -> None:
@@ -219,10 +221,14 @@ class Step:
         microbatch = _microbatch(action)
         key = Key("B", action.stage + 1, microbatch)
         peer, awaited = self._made_by(key)
-        present = self.rig.book.present(key, peer, awaited)
+        strides = self.rig.book.strides(key, peer, awaited)
         layouts = self.rig.stages[action.stage].gradient_layouts(microbatch)
-        expected = [layout for layout, sent in zip(layouts, present, strict=True) if sent]
-        self._incoming[key] = (present, self.rig.wire.receive(peer, expected, awaited))
+        expected = [
+            layout._replace(stride=stride)
+            for layout, stride in zip(layouts, strides, strict=True)
+            if stride is not None
+        ]
+        self._incoming[key] = (strides, self.rig.wire.receive(peer, expected, awaited))
 
     def _arrived(self, key: Key) -> Any:
         """Return what another stage has handed over: a value with leaves, or a list of gradients."""
@@ -233,7 +239,7 @@ class Step:
         if isinstance(layout, Layout):
             return _with_gradients(layout, tensors)
         rest = iter(tensors)
-        return [next(rest) if sent else None for sent in layout]
+        return [None if stride is None else next(rest) for stride in layout]
 
     def _made_by(self, key: Key) -> tuple[int, Where]:
         """Return which rank of the pipeline makes something, and what it does to make it."""

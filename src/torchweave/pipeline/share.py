@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from torchweave.errors import UsageError, described
+from torchweave.pipeline.agree import tell_all
 from torchweave.pipeline.faults import Guard
 from torchweave.pipeline.groups import own_group
 from torchweave.pipeline.stage import Stage
@@ -36,7 +37,8 @@ def shared_buckets(
         limit_s: The timeout of these groups, seconds.
 
     Raises:
-        UsageError: What is tied is no weight of a stage here, or looks otherwise on another rank.
+        UsageError: What is tied is no weight of a stage here, or is not tied or looks otherwise on another rank; or two
+            replicas are not alike.
     """
     for name, parameter in tied.items():
         if not isinstance(parameter, nn.Parameter) or not _stages_with(stages, parameter):
@@ -47,26 +49,49 @@ def shared_buckets(
             )
     if own is None:
         return []
-    buckets = [*_tied(stages, own, tied, limit_s), *_mirrored(stages, placement, own, tied.values(), limit_s)]
-    for bucket in buckets:
-        guard.watch(bucket.group)
-        _make_equal(bucket, stages)
+    seen = {name: (_look(parameter), len(_stages_with(stages, parameter))) for name, parameter in tied.items()}
+    ties, looks = zip(*tell_all(own, guard, (seen, _looks(stages))), strict=True)
+    if len(placement) > 1:
+        _check_replicas(looks, placement)
+    buckets = _tied(stages, own, tied, ties, limit_s)
+    equal: list[tuple[dist.ProcessGroup, Sequence[torch.Tensor]]] = [(b.group, b.parameters) for b in buckets]
+    mirror = _mirror(placement, own, limit_s)
+    if mirror is not None:
+        buckets += _mirrored(stages, mirror, tied.values())
+        # frozen weights and buffers, too
+        modules = [stages[index].module for index in sorted(stages)]
+        equal.append((mirror, [t for module in modules for t in (*module.parameters(), *module.buffers())]))
+    for group, tensors in equal:
+        guard.watch(group)
+        with guard.on_break():
+            _make_equal(group, tensors)
     return buckets
 
 
 def _tied(
-    stages: Mapping[int, Stage], own: dist.ProcessGroup, tied: Mapping[str, nn.Parameter], limit_s: float
+    stages: Mapping[int, Stage],
+    own: dist.ProcessGroup,
+    tied: Mapping[str, nn.Parameter],
+    every: Sequence[Mapping[str, tuple[str, int]]],
+    limit_s: float,
 ) -> list[Bucket]:
-    looks = {name: f"{parameter.dtype}{list(parameter.shape)}" for name, parameter in tied.items()}
-    every: list[dict[str, str]] = [{} for _ in range(own.size())]
-    dist.all_gather_object(every, looks, group=own)
+    """Return the buckets of the weights that the user ties.
+
+    `every` says for each rank how they look, and in how many stages they are.
+    """
     buckets = []
     for name in sorted({name for theirs in every for name in theirs}):
         holders = [rank for rank, theirs in enumerate(every) if name in theirs]
-        if len({every[rank][name] for rank in holders}) > 1:
+        if sum(every[rank][name][1] for rank in holders) == 1:
+            raise UsageError(
+                "A tied weight is named on each rank that has it",
+                given=f"{name!r} on rank {holders[0]} alone, where one stage has it",
+                remedy="pass tied= on the other rank too, with the same name",
+            )
+        if len({every[rank][name][0] for rank in holders}) > 1:
             raise UsageError(
                 "A tied weight looks the same on every rank",
-                given=", ".join(f"{every[rank][name]} on rank {rank}" for rank in holders),
+                given=", ".join(f"{every[rank][name][0]} on rank {rank}" for rank in holders),
                 remedy=f"tie only equal weights as {name!r}",
             )
         others = [[rank] for rank in range(own.size()) if rank not in holders]
@@ -76,30 +101,53 @@ def _tied(
     return buckets
 
 
-def _mirrored(
-    stages: Mapping[int, Stage],
-    placement: Placement,
-    own: dist.ProcessGroup,
-    tied: Iterable[nn.Parameter],
-    limit_s: float,
-) -> list[Bucket]:
-    """Return the buckets of a bidirectional plan, in which two ranks hold the same stages."""
+def _mirror(placement: Placement, own: dist.ProcessGroup, limit_s: float) -> dist.ProcessGroup | None:
+    """Return the group of the two ranks of a bidirectional plan that hold the same stages."""
     if len(placement) == 1:
-        return []
+        return None
     pairs = sorted({tuple(sorted({ranks[stage] for ranks in placement})) for stage in range(len(placement[0]))})
-    group = own_group(own, pairs, limit_s)
-    if group is None:
-        return []
+    return own_group(own, pairs, limit_s)
+
+
+def _mirrored(stages: Mapping[int, Stage], group: dist.ProcessGroup, tied: Iterable[nn.Parameter]) -> Iterator[Bucket]:
+    """Yield the buckets of a bidirectional plan: of each stage what is not tied, and in no bucket yet."""
     taken = {id(parameter) for parameter in tied}
-    buckets = []
     # from the last: a weight that two stages share is complete with the later one of them
     for index in sorted(stages):
         parameters = [p for p in stages[index].module.parameters() if p.requires_grad and id(p) not in taken]
         taken.update(id(parameter) for parameter in parameters)
         needed = frozenset(stage for parameter in parameters for stage in _stages_with(stages, parameter))
         if parameters:
-            buckets.append(Bucket(f"stage {index}", parameters, group, needed))
-    return buckets
+            yield Bucket(f"stage {index}", parameters, group, needed)
+
+
+def _look(tensor: torch.Tensor) -> str:
+    grad = " with gradient" if tensor.requires_grad else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{grad}"
+
+
+def _looks(stages: Mapping[int, Stage]) -> dict[int, dict[str, str]]:
+    """Return for each stage how its weights and buffers look, by their names."""
+    return {
+        index: {
+            name: _look(tensor) for name, tensor in (*stage.module.named_parameters(), *stage.module.named_buffers())
+        }
+        for index, stage in stages.items()
+    }
+
+
+def _check_replicas(every: Sequence[Mapping[int, Mapping[str, str]]], placement: Placement) -> None:
+    """Raise where the two replicas of a stage are not alike: their weights are summed by their order."""
+    for stage, (rank, other) in enumerate(zip(*placement, strict=True)):
+        mine, theirs = every[rank][stage], every[other][stage]
+        for name in (*mine, *theirs):
+            if mine.get(name) != theirs.get(name):
+                raise UsageError(
+                    "The two replicas of a stage have the same weights and buffers",
+                    given=f"stage {stage} has {name} {mine.get(name, 'not')} on rank {rank}, "
+                    f"{theirs.get(name, 'not')} on rank {other}",
+                    remedy="build both alike, and freeze the same weights",
+                )
 
 
 def _stages_with(stages: Mapping[int, Stage], parameter: object) -> frozenset[int]:
@@ -108,15 +156,12 @@ def _stages_with(stages: Mapping[int, Stage], parameter: object) -> frozenset[in
     )
 
 
-def _make_equal(bucket: Bucket, stages: Mapping[int, Stage]) -> None:
-    """Give every rank of a bucket the values of the lowest."""
-    tensors: Sequence[torch.Tensor] = bucket.parameters
-    if bucket.name.startswith("stage "):
-        tensors = [*tensors, *stages[int(bucket.name.split()[1])].module.buffers()]
+def _make_equal(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Give every rank of a group the lowest one's values."""
     with torch.no_grad():
         for tensor in tensors:
             local = local_of(tensor)
-            if not local.is_meta and local.numel():
+            if local.numel():
                 flat = local.detach().contiguous()
-                dist.broadcast(flat, group_src=0, group=bucket.group)
+                dist.broadcast(flat, group_src=0, group=group)
                 local.detach().copy_(flat)

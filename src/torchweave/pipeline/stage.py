@@ -60,7 +60,7 @@ class Stage:
         self.wrapping = wrapping_of(module)
         # why its weight gradients cannot be apart from its input gradients; "" while they can
         self.reason = self.wrapping.together
-        self._said = False
+        self._said: set[str] = set()
         self._held: dict[int, _Held] = {}
 
     def forward(self, value: Any, loss_fn: Loss | None, target: Any) -> Forward:
@@ -82,16 +82,31 @@ class Stage:
         args, kwargs = as_arguments(torch.utils._pytree.tree_map(enter, value))
         return Forward(partial(_run_forward, self.module, args, kwargs, loss_fn, target), leaves)
 
-    def keep(self, microbatch: int, forward: Forward, output: Any, loss: Tensor | None) -> Outputs | None:
-        """Keep what the backward of a microbatch needs; return the outputs to pass on, None on the last stage."""
-        if self.is_last:
-            assert loss is not None
-            self._held[microbatch] = _Held(forward.leaves, _edges([loss]), [])
-            return None
+    def outputs_of(self, output: Any) -> Outputs:
+        """Return the outputs of a forward, to pass on.
+
+        A buffer is copied: the forward of the next microbatch may change it before it has left.
+        """
         outputs = take_apart(output)
-        layouts = [layout for layout in outputs.layout.tensors if layout.requires_grad]
-        self._held[microbatch] = _Held(forward.leaves, _edges(outputs.with_gradient), layouts)
-        return outputs
+        buffers = {buffer.untyped_storage()._cdata for buffer in self.module.buffers()}
+        if not buffers:
+            return outputs
+        return outputs._replace(
+            tensors=tuple(
+                tensor.clone() if tensor.untyped_storage()._cdata in buffers else tensor for tensor in outputs.tensors
+            )
+        )
+
+    def keep(self, microbatch: int, forward: Forward, outputs: Outputs | None, loss: Tensor | None) -> None:
+        """Keep what the backward of a microbatch needs: of its outputs, or on the last stage of its loss."""
+        if outputs is not None:
+            layouts = [layout for layout in outputs.layout.tensors if layout.requires_grad]
+            self._held[microbatch] = _Held(forward.leaves, _edges(outputs.with_gradient), layouts)
+            return
+        assert loss is not None
+        if not loss.requires_grad:
+            self._say_once(f"the loss of stage {self.index} requires no gradient: nothing is computed backwards")
+        self._held[microbatch] = _Held(forward.leaves, _edges([loss]), [])
 
     def has_graph(self, microbatch: int) -> bool:
         """Return whether anything that a microbatch left here requires a gradient."""
@@ -122,7 +137,7 @@ class Stage:
         if kind == "I":
             if not self.reason:
                 return partial(self._run_inputs, held, edges, grads)
-            self._say_once()
+            self._say_together()
         held.part = WeightPart(self.reason)
         run = partial(_run_backward, self.module, edges, grads, held.leaves)
         return partial(self._run_last, run, ran=bool(edges)) if last and kind == "B" else run
@@ -154,14 +169,17 @@ class Stage:
         found, held.part = input_backward(edges, grads, held.leaves)
         if held.part.reason:
             self.reason = held.part.reason
-            self._say_once()
+            self._say_together()
         return found
 
-    def _say_once(self) -> None:
+    def _say_together(self) -> None:
         """Say that weight gradients fill no bubbles here, and why."""
-        if not self._said:
-            self._said = True
-            _LOG.warning("stage %d computes all gradients at once: %s", self.index, self.reason)
+        self._say_once(f"stage {self.index} computes all gradients at once: {self.reason}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _LOG.warning("%s", text)
 
 
 class _Enter(torch.autograd.Function):
@@ -186,10 +204,10 @@ def _run_forward(
     if loss_fn is None:
         return output, None
     loss = loss_fn(output) if target is None else loss_fn(output, target)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
         raise UsageError(
-            "loss_fn returns a tensor with one element",
-            given=described(loss),
+            "loss_fn returns a tensor with one real element",
+            given=f"{described(loss)}, complex" if isinstance(loss, Tensor) and loss.is_complex() else described(loss),
             remedy="reduce it, for example by its mean",
         )
     return output, loss

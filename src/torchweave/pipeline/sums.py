@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchweave.errors import UsageError
 from torchweave.pipeline.faults import Guard
 
 Parameters = Sequence[nn.Parameter]
@@ -40,7 +41,18 @@ class Bucket:
             parameter.grad = None
 
     def start(self) -> None:
-        """Start to sum what this step has accumulated, and which of the weights have a gradient at all."""
+        """Start to sum what this step has accumulated, and which of the weights have a gradient at all.
+
+        Raises:
+            UsageError: A gradient is sparse.
+        """
+        sparse = sum(p.grad is not None and p.grad.layout is not torch.strided for p in self.parameters)
+        if sparse:
+            raise UsageError(
+                "Weights that several ranks hold have dense gradients",
+                given=f"{self.name} with {sparse} sparse ones",
+                remedy="make the embedding without sparse=True",
+            )
         for dtype in dict.fromkeys(local_of(p).dtype for p in self.parameters):
             grads = [_gradient(p).flatten() for p in self.parameters if local_of(p).dtype == dtype]
             self._flat.append(torch.cat(grads))
@@ -86,18 +98,41 @@ class Sums:
 
     Args:
         buckets: In that order.
+        has_all: Whether every weight that gets a gradient has to be in one of them: two replicas are trained.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: Sequence[Bucket], *, has_all: bool) -> None:
+        self._buckets, self._has_all = buckets, has_all
         self._complete: set[int] = set()
         self._num_started = 0
 
-    def begin(self) -> None:
-        """Begin a step."""
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """Begin a step.
+
+        Args:
+            modules: The stages; empty where their weights change places by themselves (FSDP2).
+
+        Raises:
+            UsageError: A weight that would have to be summed was made, replaced or unfrozen since.
+        """
         self._complete, self._num_started = set(), 0
+        self._check(modules)
         for bucket in self._buckets:
             bucket.set_aside()
+
+    def _check(self, modules: Sequence[nn.Module]) -> None:
+        if not modules or not (self._buckets or self._has_all):
+            return
+        held = {id(p): p.requires_grad for module in modules for p in module.parameters()}
+        known = {id(p) for bucket in self._buckets for p in bucket.parameters}
+        gone = len(known - set(held))
+        new = sum(requires_grad and each not in known for each, requires_grad in held.items()) if self._has_all else 0
+        if gone or new:
+            raise UsageError(
+                "Weights that several ranks hold are those that the stages had when the pipeline was built",
+                given=f"{gone} that are in no stage any more, {new} that are new or did not require gradients then",
+                remedy="build the pipeline after weights were replaced or unfrozen",
+            )
 
     def complete(self, stage: int) -> None:
         """Note that a stage has all its gradients of this step, and start what can be."""

@@ -22,15 +22,20 @@ class TensorLayout(NamedTuple):
         shape: Its shape.
         dtype: Its dtype's name, such as `float32`.
         requires_grad: Whether a gradient comes back for it.
+        stride: Its strides; empty for those of a contiguous tensor.
     """
 
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
+    stride: tuple[int, ...] = ()
 
     def empty(self, device: torch.device) -> Tensor:
         """Return a tensor of this layout whose numbers are yet to come."""
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
+        dtype = getattr(torch, self.dtype)
+        if self.stride:
+            return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=device)
+        return torch.empty(self.shape, dtype=dtype, device=device)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}{' with gradient' if self.requires_grad else ''}"
@@ -64,12 +69,26 @@ class Layout(NamedTuple):
         structure, leaves, constants = json.loads(text)
         return cls(
             structure,
-            tuple(None if leaf is None else TensorLayout(tuple(leaf[0]), leaf[1], leaf[2]) for leaf in leaves),
+            tuple(
+                None if leaf is None else TensorLayout(tuple(leaf[0]), leaf[1], leaf[2], tuple(leaf[3]))
+                for leaf in leaves
+            ),
             tuple(constants),
         )
 
+    def is_like(self, other: Layout) -> bool:
+        """Return whether what looks so can be sent as what looks like the other: all but the strides is the same."""
+        if self == other:
+            return True
+        mine, theirs = (
+            layout._replace(leaves=tuple(leaf and leaf._replace(stride=()) for leaf in layout.leaves))
+            for layout in (self, other)
+        )
+        return mine.encode() == theirs.encode()  # as text: a NaN is no other number than the last one
+
     def __str__(self) -> str:
-        return ", ".join(str(tensor) for tensor in self.tensors) or "no tensor"
+        constants = iter(self.constants)
+        return ", ".join(repr(next(constants)) if leaf is None else str(leaf) for leaf in self.leaves) or "nothing"
 
 
 class Outputs(NamedTuple):
@@ -153,4 +172,44 @@ def _check(leaf: object) -> None:
 
 
 def _layout(tensor: Tensor) -> TensorLayout:
-    return TensorLayout(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorLayout(tuple(tensor.shape), dtype, tensor.requires_grad, stride_of(tensor))
+
+
+def stride_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides that a tensor keeps when it is sent.
+
+    A kernel's numbers may depend on how its inputs lie in memory, so a transposed or channels-last tensor arrives as
+    one.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        Its strides where it fills its memory without gaps, in another order than a contiguous one; else nothing, which
+        stands for contiguous.
+    """
+    if tensor.is_contiguous():
+        return ()
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != filled:
+                return ()
+            filled *= size
+    return tuple(tensor.stride())
+
+
+def laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Return a tensor's numbers, without its graph, in memory in a given order.
+
+    Args:
+        tensor: Any tensor.
+        stride: What `stride_of` gave for a tensor of this shape.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if not stride:
+        return tensor.contiguous()
+    if stride_of(tensor) == stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

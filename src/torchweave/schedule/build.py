@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torchweave.errors import UsageError
 from torchweave.schedule.action import Action
+from torchweave.schedule.counts import check_count
 from torchweave.schedule.dualpipe import dualpipe
 from torchweave.schedule.dualpipev import dualpipev
 from torchweave.schedule.gpipe import gpipe
@@ -54,9 +55,10 @@ def build(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | No
         UsageError: There is no such schedule, or it cannot be made for these numbers.
     """
     recipe = recipe_of(name)
-    for what, number in (("ranks", num_ranks), ("microbatches", num_microbatches), ("chunks", num_chunks)):
-        if number is not None and number < 1:
-            raise UsageError(f"A pipeline has at least 1 of its {what}", given=str(number), remedy=f"give more {what}")
+    check_count("ranks", num_ranks)
+    check_count("microbatches", num_microbatches)
+    if num_chunks is not None:
+        check_count("chunks", num_chunks)
     if recipe.num_chunks is not None and num_chunks not in (None, recipe.num_chunks):
         raise UsageError(
             f"Schedule {name} has {recipe.num_chunks} {'stage' if recipe.num_chunks == 1 else 'stages'} on each rank",
