@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import math
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ from torchweave.measure.link import SimulatedLink
 from torchweave.measure.moe import ModelSizes, MoeLanguageModel
 from torchweave.measure.parts import parts_of
 from torchweave.measure.text import Batches, python_text
+from torchweave.reporting.output import check_output
 from torchweave.schedule.build import names
 
 
@@ -159,6 +161,28 @@ class Training:
             return 0
         dcp.load(self.state(), checkpoint_id=folder / newest[0])
         return int(newest[0].removeprefix("step-"))
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Refuse numbers that cannot be, and files that cannot be written, before anything starts."""
+    for name in ("pp", "ep", "steps", "microbatches", "batch", "sequence", "layers", "save_every"):
+        if getattr(args, name) < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is at least 1", given=str(getattr(args, name)), remedy="leave it out")
+    for option, value in (("--lr", args.lr), ("--link-gbps", args.link_gbps)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{option} is a number above 0", given=f"{value:g}", remedy="leave it out")
+    if args.json:
+        check_output(args.json)
+    try:
+        if args.checkpoints:
+            args.checkpoints.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "--checkpoints is a folder that can be written",
+            given=f"{args.checkpoints}: {error.strerror}",
+            remedy="choose another one",
+        ) from error
 
 
 def check(args: argparse.Namespace, num_stages: int) -> None:
@@ -289,6 +313,7 @@ def told(record: dict[str, object]) -> str:
 def main() -> int:
     args = parse()
     try:
+        check_numbers(args)
         device = join(args.pp * args.ep, args.limit_s)
         train(args, device)
     except UsageError as error:

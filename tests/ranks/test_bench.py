@@ -71,6 +71,8 @@ def test_a_chunk_that_communicates_nothing_stays_serial_and_is_a_table():
         (["--hidden", "100"], "--hidden is a multiple of 64"),
         (["--chunk", "sparse"], "invalid choice"),
         (["--strategies", "serial"], "invalid choice"),
+        (["--html", "/no/such/folder/page.html"], "can be written"),
+        (["--chunk", "dense", "--hidden", "64"], "a multiple of 128"),  # which the ranks find out
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(words, told):

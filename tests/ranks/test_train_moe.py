@@ -114,7 +114,14 @@ def test_dualpipe_with_experts_on_two_ranks_of_each_stage(one_process, tmp_path)
 
 
 def test_wrong_sizes_are_refused_in_one_line():
-    for words, remedy in ((["--layers", "1", "--schedule", "zbv"], "--layers 2"), (["--pp", "2"], "torchrun")):
+    for words, remedy in (
+        (["--layers", "1", "--schedule", "zbv"], "--layers 2"),
+        (["--pp", "2"], "torchrun"),
+        (["--steps", "0"], "--steps is at least 1"),
+        (["--lr", "nan"], "--lr is a number above 0"),
+        (["--json", "/no/such/folder/losses.json"], "choose a folder"),
+        (["--checkpoints", "/dev/null/folder"], "choose another one"),
+    ):
         done = subprocess.run(
             [sys.executable, str(EXAMPLE), *words], capture_output=True, text=True, timeout=60, env=environment()
         )

@@ -56,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--link-ms is a time above 0", given=str(args.link_ms), remedy="such as --link-ms 0.84")
     if args.link_ms is not None and args.link_gbps is not None:
         raise UsageError("A link has one speed", given="--link-ms and --link-gbps", remedy="give one of them")
+    if args.html:
+        from torchweave.reporting.output import check_output
+
+        check_output(args.html)
     code = start_unless_launched(args, "bench", _OPTIONS, (0, EXIT_DIFFERENT))
     if code is not None:
         return code

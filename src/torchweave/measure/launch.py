@@ -22,6 +22,7 @@ _ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 _GRACE_S = 5.0
+_EXIT_USAGE = 2  # with which a rank refuses its options, as the command line does
 
 
 def is_launched() -> bool:
@@ -47,7 +48,7 @@ def start_ranks(
         program: What Python runs: `-m` and a module, or a script.
 
     Returns:
-        The highest exit code of the ranks.
+        The highest exit code of the ranks; that of a usage error, where a rank has told one.
 
     Raises:
         TorchweaveError: A rank died, or the time is over; the other ranks are stopped then.
@@ -60,7 +61,8 @@ def start_ranks(
             processes.append(
                 subprocess.Popen([sys.executable, *program, *words], env=_environment(rank, ranks, port))  # noqa: S603
             )
-        _watch(processes, limit_s, passes)
+        if _watch(processes, limit_s, passes) == _EXIT_USAGE:
+            return _EXIT_USAGE
     finally:
         _stop(processes)
     return max(process.returncode for process in processes)
@@ -83,12 +85,14 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], limit_s: float, passes: Sequence[int]) -> None:
-    """Wait until every rank has ended well; raise at the first that has not."""
+def _watch(processes: Sequence[subprocess.Popen[bytes]], limit_s: float, passes: Sequence[int]) -> int:
+    """Wait until every rank has ended well, or one has refused its options; raise at the first that has failed."""
     end = time.monotonic() + limit_s
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
+            if code == _EXIT_USAGE:
+                return code
             if code is not None and code not in passes:
                 how = f"exit code {code}" if code > 0 else f"signal {-code}"
                 raise TorchweaveError(
@@ -97,7 +101,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], limit_s: float, passes:
                     remedy="its own message stands above; the other ranks were stopped",
                 )
         if None not in codes:
-            return
+            return 0
         if time.monotonic() > end:
             late = [str(rank) for rank, code in enumerate(codes) if code is None]
             raise TorchweaveError(
