@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
+from torchweave.engine.nodes import leaf_of, walked
 from torchweave.errors import NotWeavableError
 
 RunBackward: TypeAlias = Callable[..., Any]
@@ -222,7 +223,8 @@ def find_products(roots: Sequence[Node | None]) -> tuple[list[_Product], list[Te
     known = [root for root in roots if root is not None]
     if len(known) < len(roots):
         return [], []
-    order, parents = _walk(known)
+    order = walked(known)
+    parents = _counted(order)
     products: list[_Product] = []
     waiting: set[Node] = set()
     # nodes from which a leaf is reached that cannot wait
@@ -277,33 +279,15 @@ def _chain(node: Node) -> list[Node]:
     return chain
 
 
-def leaf_of(node: Node) -> Tensor | None:
-    """Return the leaf whose gradient a node accumulates, or None."""
-    leaf = getattr(node, "variable", None)
-    return leaf if isinstance(leaf, Tensor) else None
-
-
 def _has_hooks(leaf: Tensor) -> bool:
     return bool(leaf._backward_hooks) or bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
-def _walk(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, int]]:
-    """Return the nodes of a graph, each after all that it leads to, and how many edges lead to each."""
-    order: list[Node] = []
-    parents: dict[Node, int] = {}
-    stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-            continue
-        if node in parents:
-            continue
-        parents[node] = 0
-        stack.append((node, True))
-        stack.extend((child, False) for child, _ in node.next_functions if child is not None)
+def _counted(order: Sequence[Node]) -> dict[Node, int]:
+    """Return how many edges lead to each node."""
+    parents = dict.fromkeys(order, 0)
     for node in order:
         for child, _ in node.next_functions:
             if child is not None:
                 parents[child] += 1
-    return order, parents
+    return parents

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from torchweave.engine.later import leaf_of
+from torchweave.engine.nodes import leaf_of
 from torchweave.pipeline.graph import Graph, children_of, reached
 
 # Their formulas for each input stand alone: tools/autograd/derivatives.yaml.

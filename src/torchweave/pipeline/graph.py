@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
-from torchweave.engine.later import TELLS_SAVED_HOOKS, leaf_of
+from torchweave.engine.later import TELLS_SAVED_HOOKS
+from torchweave.engine.nodes import leaf_of, walked
 
 
 class Graph:
@@ -24,14 +25,17 @@ class Graph:
     """
 
     def __init__(self, edges: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
-        self.order: list[Node] = []
         self.parents: dict[Node, set[Node]] = {}
         self.entries: dict[Node, set[int]] = {}
         for edge in edges:
             self.entries.setdefault(edge.node, set()).add(edge.output_nr)
             self.parents.setdefault(edge.node, set())
         self.roots = {edge.node for edge in edges}
-        self._walk([edge.node for edge in edges])
+        self.order = walked([edge.node for edge in edges])
+        for node in self.order:
+            for edge in children_of(node):
+                self.entries.setdefault(edge.node, set()).add(edge.output_nr)
+                self.parents.setdefault(edge.node, set()).add(node)
         ends = {get_gradient_edge(leaf).node for leaf in inputs}
         self.towards: set[Node] = set()
         for node in self.order:
@@ -47,28 +51,6 @@ class Graph:
             if issubclass(getattr(type(node), "_forward_cls", type(None)), CheckpointFunction) or _recomputes(node):
                 return "activation checkpointing would run its forward once for each part"
         return ""
-
-    def _walk(self, roots: Sequence[Node]) -> None:
-        """Put the nodes in an order in which each follows all that it leads to."""
-        seen: set[Node] = set()
-        for root in roots:
-            if root in seen:
-                continue
-            seen.add(root)
-            stack = [(root, iter(children_of(root)))]
-            while stack:
-                node, rest = stack[-1]
-                for edge in rest:
-                    child = edge.node
-                    self.entries.setdefault(child, set()).add(edge.output_nr)
-                    self.parents.setdefault(child, set()).add(node)
-                    if child not in seen:
-                        seen.add(child)
-                        stack.append((child, iter(children_of(child))))
-                        break
-                else:
-                    self.order.append(node)
-                    stack.pop()
 
 
 def reached(starts: Iterable[Node]) -> set[Node]:
