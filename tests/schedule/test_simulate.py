@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from random_plans import random_plan
 
 from torchweave.errors import UsageError
+from torchweave.schedule.action import COMPUTE
 from torchweave.schedule.build import build, names
 from torchweave.schedule.costs import Costs
 from torchweave.schedule.memory import peak_activations
-from torchweave.schedule.passes import merge_pairs
+from torchweave.schedule.passes import add_send_recv, merge_pairs
 from torchweave.schedule.plan import inputs_of, result_of
 from torchweave.schedule.simulate import simulate, timeline
 
@@ -63,15 +64,30 @@ def test_every_action_begins_as_soon_as_it_can_and_no_sooner(seed, forwards, p2p
     stages = plan.num_stages
     costs = Costs(F=tuple(forwards[:stages]), B=3.0, W=1.0, comm=0.5, p2p=p2p, recovered=0.75)
     found, ends = simulate(plan, costs), {}
+    received = {}
+    for rank, row in enumerate(add_send_recv(plan).ranks):
+        begun = 0.0
+        spans = iter(found.ranks[rank])
+        for action in row:
+            if action.kind in COMPUTE:
+                begun = next(spans).end
+            received[rank, action] = begun
     for rank, row in enumerate(found.ranks):
         for span in row:
             ends |= {result_of(leaf): (span.end, rank) for leaf in span.action.leaves()}
+
+    def there(rank, leaf, need):
+        end, home = ends[need]
+        if home == rank:
+            return end
+        receive = leaf._replace(kind="RECV_F" if need[0] == "F" else "RECV_B")
+        return max(end, received[rank, receive]) + p2p
+
     for rank, row in enumerate(found.ranks):
         free = 0.0
         for span in row:
-            needs = [need for leaf in span.action.leaves() for need in inputs_of(leaf, stages)]
-            there = [ends[need][0] + (p2p if ends[need][1] != rank else 0) for need in needs]
-            assert span.begin == max([free, *there])
+            needed = [(leaf, need) for leaf in span.action.leaves() for need in inputs_of(leaf, stages)]
+            assert span.begin == max([free, *(there(rank, *one) for one in needed)])
             free = span.end
     assert found.step_time == max(row[-1].end for row in found.ranks if row)
 

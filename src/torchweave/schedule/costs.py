@@ -29,7 +29,8 @@ class Costs:
         I: Computation of its input gradients alone; None for B - W.
         comm: Communication inside an F (dispatch and combine, tensor parallelism), and inside a B or an I.
         comm_backward: Communication inside a B or an I, where it is not `comm` (recomputation communicates again).
-        p2p: From the end of an action to the arrival of its result on another rank; ranks go on meanwhile.
+        p2p: How long a result takes to another rank, from when it is there and its receive has begun; ranks go on
+            meanwhile.
         recovered: The recovered share of a woven pair: 0 serial, 1 the bound. `torchweave demo` measures it.
     """
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from torchweave.schedule.action import Action
+from torchweave.schedule.action import COMPUTE, FORWARD, INPUT, RECEIVES, RECV_F, Action
 from torchweave.schedule.costs import Costs
 from torchweave.schedule.memory import peak_activations
-from torchweave.schedule.passes import only_compute, take_pairs_apart
+from torchweave.schedule.passes import add_send_recv, only_compute, take_pairs_apart
 from torchweave.schedule.plan import Plan
 from torchweave.schedule.walk import Walk, gifts_of, needs_of
 
@@ -71,8 +71,9 @@ def simulate(plan: Plan, costs: Costs | None = None, *, woven: bool = True) -> S
     """Simulate a step.
 
     A rank runs its actions in the plan's order, one at a time, each as soon as the rank is free and its inputs are
-    there. Sends and receives happen beside computation, and take `costs.p2p` from rank to rank. A pair begins when
-    both its halves can, and gives both results at its end.
+    there. Sends and receives happen beside computation, and take `costs.p2p` from rank to rank, from when the result is
+    there and the receive has begun, which a rank does between two actions, where `add_send_recv` says. A pair begins
+    when both its halves can, and gives both results at its end.
 
     Args:
         plan: A valid plan; point-to-point in it is left out.
@@ -94,11 +95,12 @@ def timeline(plan: Plan, duration: Callable[[Action], float], p2p: float = 0.0) 
     Args:
         plan: A valid plan of computing actions.
         duration: How long an action takes, such as one that was measured.
-        p2p: How long a result takes to another rank.
+        p2p: How long a result takes to another rank, once it is there and its receive has begun.
 
     Raises:
         ValueError: The plan is not valid; `torchweave.schedule.check` says where.
     """
+    receives = _receives(plan) if p2p else {}
     ends: dict[Hashable, tuple[float, int]] = {}  # of each result: when it was there, and on which rank
     free = [0.0] * plan.num_ranks
     rows: list[list[Span]] = [[] for _ in plan.ranks]
@@ -107,8 +109,9 @@ def timeline(plan: Plan, duration: Callable[[Action], float], p2p: float = 0.0) 
         begin = free[rank]
         for need in needs:
             end, home = ends[need]
-            if home != rank:
-                end += p2p
+            if home != rank and p2p:
+                before = receives[need]
+                end = max(end, rows[rank][before - 1].end if before else 0.0) + p2p
             if end > begin:
                 begin = end
         end = free[rank] = begin + duration(action)
@@ -118,3 +121,16 @@ def timeline(plan: Plan, duration: Callable[[Action], float], p2p: float = 0.0) 
     if any(True for _ in walk.heads()):
         raise ValueError(f"{plan.name} blocks; torchweave.schedule.check says where")
     return tuple(map(tuple, rows))
+
+
+def _receives(plan: Plan) -> dict[Hashable, int]:
+    """Return, for each result that goes to another rank, how many actions that rank begins before its receive."""
+    found: dict[Hashable, int] = {}
+    for row in add_send_recv(plan).ranks:
+        before = 0
+        for action in row:
+            before += action.kind in COMPUTE
+            if action.kind in RECEIVES:
+                made_by = (FORWARD, action.stage - 1) if action.kind == RECV_F else (INPUT, action.stage + 1)
+                found[(*made_by, action.microbatch)] = before
+    return found
