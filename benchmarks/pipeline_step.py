@@ -18,7 +18,6 @@ import datetime
 import json
 import os
 import statistics
-import time
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from torchweave.engine.pair import engine
 from torchweave.measure.language import next_byte_loss
 from torchweave.measure.link import SimulatedLink
 from torchweave.measure.moe import ModelSizes, MoeLanguageModel
+from torchweave.measure.naps import nap
 from torchweave.measure.parts import ModelPart, parts_of
 from torchweave.measure.training import versions
 from torchweave.schedule.passes import only_compute, take_pairs_apart
@@ -169,21 +169,6 @@ class Model(ModelPart):
         return self.batch(1)[0] if self.is_first else torch.randn(self.rows, 128, self.hidden, requires_grad=True)
 
 
-class Nap(torch.autograd.Function):
-    """Computation that takes its time and no processor, twice as long backward."""
-
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(2 * ctx.seconds)
-        return gradient * 1.0, None
-
-
 class Exchange(torch.autograd.Function):
     """An all-to-all over the link."""
 
@@ -222,9 +207,9 @@ class Sleeper(torch.nn.Module):
         return output.square().mean() if target is None else (output - target).square().mean()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = Nap.apply(x * self.scale, self.NAP_S)
+        x = nap(x * self.scale, self.NAP_S)
         for _ in range(self.exchanges):
-            x = Nap.apply(Exchange.apply(x, self.group), self.NAP_S)
+            x = nap(Exchange.apply(x, self.group), self.NAP_S)
         return x
 
     def batch(self, num_microbatches: int) -> tuple[torch.Tensor, None]:

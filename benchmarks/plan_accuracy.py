@@ -21,40 +21,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import torchweave as tw
+from torchweave.measure.naps import Sleeper
 from torchweave.schedule.build import build
 from torchweave.schedule.costs import Costs
 from torchweave.schedule.simulate import simulate
 
-FORWARD_S, BACKWARD_S = 0.05, 0.1
+FORWARD_S = 0.05
 STEPS = 5
 CASES = [
     (2, "gpipe", 6), (2, "1f1b", 6), (2, "interleaved", 6), (2, "interleaved-pairs", 6), (2, "zb-h1", 6), (2, "zbv", 6),
     (2, "dualpipev", 6), (4, "1f1b", 8), (4, "dualpipev", 8), (4, "dualpipe", 8),
 ]  # fmt: skip
-
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(_, x):
-        time.sleep(FORWARD_S)
-        return x.clone()
-
-    @staticmethod
-    def backward(_, gradient):
-        time.sleep(BACKWARD_S)
-        return gradient
-
-
-class Sleeper(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return Sleep.apply(self.linear(x))
 
 
 def measure(rank: int, num_ranks: int, port: int, results) -> None:
@@ -63,7 +42,7 @@ def measure(rank: int, num_ranks: int, port: int, results) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=num_ranks)
     for _, name, num_microbatches in [case for case in CASES if case[0] == num_ranks]:
-        chunks = [Sleeper() for _ in tw.pipeline.stages_of(name, rank, num_ranks)]
+        chunks = [Sleeper(FORWARD_S) for _ in tw.pipeline.stages_of(name, rank, num_ranks)]
         stages = tw.pipeline.build(chunks, schedule=name, strategy="serial")
         x = torch.randn(2 * num_microbatches, 4)
         times = []
@@ -73,7 +52,7 @@ def measure(rank: int, num_ranks: int, port: int, results) -> None:
             stages.step(x, x, num_microbatches=num_microbatches, loss_fn=lambda y, t: (y - t).square().mean())
             dist.barrier()
             times.append(time.perf_counter() - begin)
-        costs = Costs(F=FORWARD_S, B=BACKWARD_S, W=0.0)
+        costs = Costs(F=FORWARD_S, B=2 * FORWARD_S, W=0.0)
         simulated = simulate(build(name, num_ranks, num_microbatches), costs, woven=False).step_time
         if rank == 0:
             results.put((num_ranks, name, num_microbatches, simulated, times[1:]))
@@ -114,7 +93,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "load_average": os.getloadavg()[0],
             "forward_s": FORWARD_S,
-            "backward_s": BACKWARD_S,
+            "backward_s": 2 * FORWARD_S,
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -14,7 +14,8 @@ from torchweave.engine import later, reads, tried
 from torchweave.engine.pair import engine
 from torchweave.engine.trial import ROUNDS
 from torchweave.measure.link import SimulatedLink
-from torchweave.measure.subject import CHUNKS, Subject, SubjectOptions
+from torchweave.measure.sizes import CHUNKS
+from torchweave.measure.subject import Subject, SubjectOptions
 
 pytestmark = [
     pytest.mark.gpu,

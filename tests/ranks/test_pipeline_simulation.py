@@ -5,37 +5,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import torchweave as tw
+from torchweave.measure.naps import Sleeper
 from torchweave.schedule.build import build
 from torchweave.schedule.costs import Costs
 from torchweave.schedule.simulate import simulate
 
-FORWARD_S, BACKWARD_S = 0.03, 0.06
-
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        time.sleep(FORWARD_S)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(BACKWARD_S)
-        return gradient
-
-
-class Sleeper(nn.Module):
-    """A stage that takes a known time, and no processor's."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return Sleep.apply(self.linear(x))
+FORWARD_S = 0.03
 
 
 def mean_square(output, target):
@@ -44,7 +21,7 @@ def mean_square(output, target):
 
 def step_times(name, num_microbatches, num_steps):
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    chunks = [Sleeper() for _ in tw.pipeline.stages_of(name, rank, num_ranks)]
+    chunks = [Sleeper(FORWARD_S) for _ in tw.pipeline.stages_of(name, rank, num_ranks)]
     stages = tw.pipeline.build(chunks, schedule=name, strategy="serial")
     x = torch.randn(2 * num_microbatches, 4)
     times = []
@@ -61,7 +38,7 @@ def step_times(name, num_microbatches, num_steps):
 def test_a_step_takes_what_its_simulation_says(pool, name):
     # catches a runner that waits for what it need not wait for, and a simulation that waits for too little. The upper
     # bound is for a machine that is shared; benchmarks/plan_accuracy.py has the numbers
-    costs = Costs(F=FORWARD_S, B=BACKWARD_S, W=0.0)
+    costs = Costs(F=FORWARD_S, B=2 * FORWARD_S, W=0.0)
     simulated = simulate(build(name, 2, 4), costs, woven=False).step_time
     for times in pool.run(step_times, name, 4, 4):
         assert 0.99 * simulated < min(times) < 1.35 * simulated

@@ -15,9 +15,9 @@ from typing import Any
 
 from torchweave.cli.ranks import add_sizes, check_sizes, progress_bar, start_unless_launched, subject_options
 from torchweave.errors import UsageError
+from torchweave.measure.sizes import CHUNKS
 
 EXIT_DIFFERENT = 1
-_CHUNKS = ("moe", "dropless", "dense", "alone")
 _STRATEGIES = ("turns", "streams", "auto")
 _OPTIONS = (
     *("ranks", "layers", "hidden", "tokens", "link_gbps", "link_sms"),
@@ -29,8 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `torchweave bench`."""
     parser.add_argument(
         "--chunk",
-        choices=_CHUNKS,
-        default="moe",
+        choices=CHUNKS,
+        default=CHUNKS[0],
         help="a mixture of experts with a fixed capacity (default), one that drops no token, a dense chunk with tensor "
         "parallelism, or a dense one that communicates nothing",
     )

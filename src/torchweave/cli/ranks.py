@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchweave.errors import TorchweaveError, UsageError
+from torchweave.measure.sizes import HEAD
 
 if TYPE_CHECKING:
     from torchweave.measure.subject import SubjectOptions
 
 LIMIT_S = 1800.0
-_HEAD = 64  # width of an attention head
 _COUNTS = ("ranks", "layers", "hidden", "tokens", "top_k", "rounds")
 
 
@@ -22,7 +22,9 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the options of a model and its link."""
     parser.add_argument("--ranks", type=int, help="local processes; default: 2, or one for each GPU")
     parser.add_argument("--layers", type=int, help="layers of the model; default: 2, on a GPU 4")
-    parser.add_argument("--hidden", type=int, help="width of a token, a multiple of 64; default: 1024, on a GPU 4096")
+    parser.add_argument(
+        "--hidden", type=int, help=f"width of a token, a multiple of {HEAD}; default: 1024, on a GPU 4096"
+    )
     parser.add_argument("--tokens", type=int, help="tokens in a microbatch; default: 512, on a GPU 4096")
     parser.add_argument(
         "--link-gbps",
@@ -49,11 +51,11 @@ def check_sizes(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is at least 1", given=str(value), remedy="leave it out for the default")
-    if args.hidden is not None and args.hidden % _HEAD:
+    if args.hidden is not None and args.hidden % HEAD:
         raise UsageError(
-            f"--hidden is a multiple of {_HEAD}, the width of an attention head",
+            f"--hidden is a multiple of {HEAD}, the width of an attention head",
             given=str(args.hidden),
-            remedy=f"--hidden {-(-args.hidden // _HEAD) * _HEAD}",
+            remedy=f"--hidden {-(-args.hidden // HEAD) * HEAD}",
         )
     if args.link_gbps is not None and not 0 <= args.link_gbps < float("inf"):
         raise UsageError(

@@ -20,7 +20,7 @@ from torchweave.measure.crossing_cost import host_cost_us
 from torchweave.measure.meeting import Meeting
 from torchweave.measure.pair_times import Pair, PairBench, PairTimes, serially
 from torchweave.measure.subject import Subject, SubjectOptions
-from torchweave.measure.training import Progress, join, name_of, taken, versions
+from torchweave.measure.training import Progress, name_of, on_this_rank, taken, versions
 
 
 class Way(NamedTuple):
@@ -182,11 +182,5 @@ def run_bench(options: BenchOptions, progress: Progress) -> dict[str, Any] | Non
     Returns:
         The result on rank 0, None on the others.
     """
-    device = join()
-    try:
-        silent: Progress = lambda *_: None  # noqa: E731
-        result = Bench(options, device).run(progress if dist.get_rank() == 0 else silent)
-        return {"command": " ".join(["torchweave", *sys.argv[1:]]), **result} if dist.get_rank() == 0 else None
-    finally:
-        engine().close()
-        dist.destroy_process_group()
+    result = on_this_rank(lambda device, told: Bench(options, device).run(told), progress)
+    return None if result is None else {"command": " ".join(["torchweave", *sys.argv[1:]]), **result}

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from torchweave.errors import UsageError
-from torchweave.measure.language import HEAD, LanguageModel, attend, random_weight
+from torchweave.measure.language import LanguageModel, attend, random_weight
+from torchweave.measure.sizes import HEAD
 
 
 @dataclass(frozen=True, slots=True)

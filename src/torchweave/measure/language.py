@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from torchweave.measure.sizes import HEAD
+
 VOCABULARY = 256
-HEAD = 64  # width of an attention head
 
 
 class LanguageModel(nn.Module):

@@ -24,8 +24,6 @@ from torchweave.measure.text import Batches, python_text
 NUM_MICROBATCHES = 4
 RunPair: TypeAlias = Callable[..., torch.Tensor]
 
-# a mixture of experts with a fixed capacity; one that drops no token; dense with tensor parallelism; dense and alone
-CHUNKS = ("moe", "dropless", "dense", "alone")
 # so many pairs are enough for `auto` to choose, whatever it has to try
 MOST_TRIED = 40
 
@@ -35,7 +33,7 @@ class SubjectOptions:
     """What is asked for; None takes the default of the device.
 
     Args:
-        chunk: One of `CHUNKS`.
+        chunk: One of `torchweave.measure.sizes.CHUNKS`.
         layers: Layers of the model.
         hidden: Width of a token, a multiple of 64.
         tokens: Tokens in a microbatch.

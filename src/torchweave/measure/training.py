@@ -134,12 +134,26 @@ def run_demo(options: DemoOptions, progress: Progress) -> dict[str, Any] | None:
     Returns:
         The result on rank 0, None on the others.
     """
+    return on_this_rank(lambda device, told: Demo(options, device).run(told), progress)
+
+
+def on_this_rank(run: Callable[[torch.device, Progress], dict[str, Any]], progress: Progress) -> dict[str, Any] | None:
+    """Run this process's rank of a measurement, as torchrun's environment names it.
+
+    Args:
+        run: From this rank's device, and what is told how far it is, to the result.
+        progress: Told how far it is; on rank 0 alone.
+
+    Returns:
+        The result on rank 0, None on the others.
+    """
     device = join()
     try:
-        silent: Progress = lambda *_: None  # noqa: E731
-        result = Demo(options, device).run(progress if dist.get_rank() == 0 else silent)
-        return result if dist.get_rank() == 0 else None
+        is_first = dist.get_rank() == 0
+        result = run(device, progress if is_first else lambda *_: None)
+        return result if is_first else None
     finally:
+        engine().close()
         dist.destroy_process_group()
 
 
