@@ -141,6 +141,7 @@ def wrong_values():
     for match, given in (
         ("What is cut in targets is a tensor", {"targets": np.zeros((4, DIM))}),
         ("one real element", {"loss_fn": lambda out, _: out.mean() * 1j}),
+        ("Given: tuple with a tensor inside", {"loss_fn": lambda out, _: (out.mean(), 1)}),
     ):
         pipeline, _, _ = build("1f1b")
         with pytest.raises(PipelineError, match=match):

@@ -88,9 +88,9 @@ class Stage:
         A buffer is copied: the forward of the next microbatch may change it before it has left.
         """
         outputs = take_apart(output)
-        buffers = {buffer.untyped_storage()._cdata for buffer in self.module.buffers()}
-        if not buffers:
+        if len(outputs.with_gradient) == len(outputs.tensors):
             return outputs
+        buffers = {buffer.untyped_storage()._cdata for buffer in self.module.buffers()}
         return outputs._replace(
             tensors=tuple(
                 tensor.clone() if tensor.untyped_storage()._cdata in buffers else tensor for tensor in outputs.tensors
