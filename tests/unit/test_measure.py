@@ -77,7 +77,7 @@ def test_the_models_know_nothing_of_overlap(module):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    allowed = {"torchweave.errors", *(f"torchweave.measure.{name}" for name in ("language", "moe", "routing"))}
+    allowed = {"torchweave.errors", *(f"torchweave.measure.{name}" for name in ("language", "moe", "routing", "sizes"))}
     assert {name for name in imported if name.startswith("torchweave")} <= allowed
 
 
@@ -212,9 +212,15 @@ def test_impossible_options_leave_with_2(words, capsys):
     assert "Remedy:" in message
 
 
-def test_a_rank_that_dies_is_named_and_the_others_are_stopped():
-    with pytest.raises(TorchweaveError, match=r"rank [01] of 2 ended with exit code 2"):
-        launch.start_ranks(["no-such-command"], 2, limit_s=30)
+def test_a_rank_that_dies_is_named_and_the_others_are_stopped(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(7)\ntime.sleep(600)\n")
+    with pytest.raises(TorchweaveError, match=r"rank 1 of 2 ended with exit code 7"):
+        launch.start_ranks([], 2, limit_s=30, program=[str(script)])
+
+
+def test_ranks_that_refuse_their_options_have_told_why_themselves():
+    assert launch.start_ranks(["no-such-command"], 2, limit_s=30) == 2
 
 
 def test_any_program_can_be_started_as_ranks(tmp_path, monkeypatch):
