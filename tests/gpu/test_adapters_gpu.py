@@ -8,8 +8,8 @@ import importlib.util
 
 import pytest
 import torch
-import torch.distributed as dist
 from adapter_cases import overlapped_ns
+from layers import Exchange
 from one_rank_v import OneRankV
 from torch.distributed.pipelining import PipelineStage, ScheduleDualPipeV
 
@@ -45,18 +45,6 @@ def slow_link():
     with SimulatedLink(200.0, sms=4):
         yield
     engine().channels.lone_groups_are_slow = False
-
-
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        out = torch.empty_like(x)
-        dist.all_to_all_single(out, x.contiguous())
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.apply(grad)
 
 
 class Chunk(torch.nn.Module):

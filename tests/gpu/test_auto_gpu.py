@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
+from layers import Exchange
 
 import torchweave as tw
 from torchweave.engine import later, reads, tried
@@ -93,18 +93,6 @@ def test_weights_wait_for_the_next_communication():
         run("turns")
     # where torch does not say which saved tensors have hooks, they stay where they were
     assert len(put_off) == (3 if later.TELLS_SAVED_HOOKS else 0)
-
-
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        out = torch.empty_like(x)
-        dist.all_to_all_single(out, x.contiguous())
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.forward(ctx, grad)
 
 
 def test_a_copy_to_the_host_is_right():

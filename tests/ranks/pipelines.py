@@ -134,3 +134,18 @@ def check_schedule(schedule, num_microbatches, num_chunks=None, num_steps=2, row
 
 
 __all__ = ["Block", "Cross", "build", "check_schedule", "data", "mse", "truth"]
+
+
+def check_values(schedule, make, loss_fn=mse):
+    """Hold two steps of a pipeline of such stages against one process, to the bit."""
+    pipeline, whole, mine = build(schedule, make)
+    count = 2 * dist.get_world_size()
+    plan = only_compute(pipeline.plan(count))
+    before = None
+    for step in range(2):
+        x, y = data(count, step, rows=2 + step)
+        loss, _ = pipeline.step(x, y, num_microbatches=count, loss_fn=loss_fn)
+        expected, before = truth(whole, plan, x, y, loss_fn, before)
+        check_equal(expected, loss, f"loss of step {step}")
+        for index, chunk in mine.items():
+            check_equal(before[index], [p.grad for p in chunk.parameters()], f"{schedule}, stage {index}")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import DIM, Cross, check_equal
-from pipelines import Block, blocks, build, check_schedule, data, mse, truth
+from pipelines import Block, blocks, build, check_schedule, check_values, data, mse, truth
 from torch import nn
 
 import torchweave as tw
@@ -105,20 +105,6 @@ def varied(num_stages, seed):
     stages = [Varied(seed + index) for index in range(num_stages)]
     stages[-1] = Last(stages[-1])
     return stages
-
-
-def check_values(schedule, make, loss_fn=mse):
-    pipeline, whole, mine = build(schedule, make)
-    count = 2 * dist.get_world_size()
-    plan = only_compute(pipeline.plan(count))
-    before = None
-    for step in range(2):
-        x, y = data(count, step, rows=2 + step)
-        loss, _ = pipeline.step(x, y, num_microbatches=count, loss_fn=loss_fn)
-        expected, before = truth(whole, plan, x, y, loss_fn, before)
-        check_equal(expected, loss, f"loss of step {step}")
-        for index, chunk in mine.items():
-            check_equal(before[index], [p.grad for p in chunk.parameters()], f"{schedule}, stage {index}")
 
 
 def many_values():

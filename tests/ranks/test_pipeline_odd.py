@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import DIM, check_equal
-from pipelines import build, data, mse, truth
+from pipelines import build, check_values, data, mse
 from torch import nn
 
 import torchweave as tw
 from torchweave.errors import PipelineError, UsageError, WaitLimitError
-from torchweave.schedule.passes import only_compute
 
 
 class Ways(nn.Module):
@@ -44,16 +43,7 @@ def ways(schedule):
         assert output[1].is_contiguous(memory_format=torch.channels_last)
         return mse(output[0], target) + output[2].abs().mean()
 
-    pipeline, whole, mine = build(schedule, make)
-    plan = only_compute(pipeline.plan(4))
-    before = None
-    for step in range(2):
-        x, y = data(4, step)
-        loss, _ = pipeline.step(x, y, num_microbatches=4, loss_fn=loss_fn)
-        expected, before = truth(whole, plan, x, y, loss_fn, before)
-        check_equal(expected, loss, f"loss of step {step}")
-        for index, chunk in mine.items():
-            check_equal(before[index], [p.grad for p in chunk.parameters()], f"{schedule}, stage {index}")
+    check_values(schedule, make, loss_fn)
 
 
 def every_way():

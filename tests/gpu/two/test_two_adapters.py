@@ -18,12 +18,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    """Nothing: each rank is a process of its own here."""
-    return
-
-
 @pytest.mark.parametrize(
     ("part", "package", "cases"), [("torch", "torch", 2), ("deepseek", "dualpipe", 1), ("megatron", "megatron", 2)]
 )

@@ -33,12 +33,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    """Nothing: each rank is a process of its own here."""
-    return
-
-
 def command(ranks, *words):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launcher, str(EXAMPLE), *SMALL, "--limit-s", str(LIMIT_S), *words]
