@@ -46,9 +46,6 @@ STEPS = {
     "tests": Step("{python} -m pytest tests/gpu --ignore tests/gpu/two -q -p no:cacheprovider"),
     "two_tests": Step("{python} -m pytest tests/gpu/two -q -p no:cacheprovider", devices=2, limit_s=480.0),
     "two_gpus": Step(f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}", devices=2),
-    "two_gpus_untried": Step(
-        f"{TORCHRUN} benchmarks/two_gpus.py --out {{out}}/untried --untried --rows 0 1 3 4 5 6", devices=2
-    ),
     "doctor": Step("{python} -m torchweave doctor --json", limit_s=120.0),
     "watch_1": Step("{python} benchmarks/watch_scripts.py --part 1/2 --out {out}/watch_1.json"),
     "watch_2": Step("{python} benchmarks/watch_scripts.py --part 2/2 --out {out}/watch_2.json"),

@@ -30,7 +30,6 @@ import torch.distributed as dist
 from peers import ways
 from rows import grids_of, head, record_pair, told, write
 
-from torchweave.engine import tried
 from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions, Way
 from torchweave.measure.limited import limited_group
@@ -119,7 +118,7 @@ class Run:
             command = f"torchrun --nproc-per-node {dist.get_world_size()} benchmarks/two_gpus.py {words(self.args)}"
             what = "rehearsal over gloo: sizes divided, nothing to be read as a result" if self.args.rehearse else ""
             result = head(what or "several GPUs over NCCL", command, self.device)
-            result |= {"ranks": dist.get_world_size(), "untried": self.args.untried, "begun": time.time()}
+            result |= {"ranks": dist.get_world_size(), "begun": time.time()}
             result |= {"rows": [], "failed": [], "not_measured": [], "under_way": None}
         self.meeting.tell()  # everybody has read it
         return result
@@ -321,7 +320,7 @@ def words(args: argparse.Namespace) -> str:
     """Return the options that were chosen, as they are written."""
     found = [f"--rounds {args.rounds}"]
     found += [f"--rows {' '.join(map(str, args.rows))}"] if list(args.rows) != list(range(len(ROWS))) else []
-    return " ".join([*found, *(f"--{name}" for name in ("untried", "rehearse") if getattr(args, name))])
+    return " ".join([*found, *(["--rehearse"] if args.rehearse else [])])
 
 
 def options() -> argparse.Namespace:
@@ -331,7 +330,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--limit-s", type=float, default=340.0, help="no row begins later than this")
-    parser.add_argument("--untried", action="store_true", help="run what engine/tried.py keeps off on a GPU, too")
     parser.add_argument("--rehearse", action="store_true", help="small sizes, gloo: to see that the script runs")
     return parser.parse_args()
 
@@ -341,7 +339,6 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.rehearse and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         raise SystemExit("two_gpus.py needs a CUDA device for each rank, or --rehearse")
-    tried.ON_CUDA = tried.ON_CUDA or args.untried
     device = join(GROUP_LIMIT)
     run = Run(args, device)
     run.rows()

@@ -1,4 +1,4 @@
-"""What is new on a GPU until it has been measured: `auto` measuring, weight gradients later, turns at `.tolist()`."""
+"""On a GPU: `auto` measuring, weight gradients later, turns at `.tolist()`."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import torch
 from layers import Exchange
 
 import torchweave as tw
-from torchweave.engine import later, reads, tried
+from torchweave.engine import later, reads
 from torchweave.engine.pair import engine
-from torchweave.engine.trial import ROUNDS
+from torchweave.engine.trial import REORDERED
 from torchweave.measure.link import SimulatedLink
 from torchweave.measure.sizes import CHUNKS
 from torchweave.measure.subject import Subject, SubjectOptions
@@ -29,11 +29,8 @@ SMALL = {"layers": 3, "hidden": 512, "tokens": 512, "link_ms": 0.1}
 
 
 @pytest.fixture(autouse=True)
-def all_that_is_new(monkeypatch):
-    monkeypatch.setattr(tried, "ON_CUDA", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def fresh():
     yield
-    torch.use_deterministic_algorithms(False)
     engine().close()
     engine().channels.lone_groups_are_slow = False
 
@@ -52,11 +49,9 @@ def test_auto_tries_all_that_may_run_and_settles():
     """Catches events that are never read, and a trial that goes on for ever."""
     subject = Subject(SubjectOptions("moe", **SMALL), torch.device("cuda", 0))
     with subject.link:
-        for _ in range(3 * ROUNDS + 8):
-            forward, backward = subject.make_pair()
-            tw.weave(forward=forward, backward=backward)
+        subject.settle(tw.weave)
         choice = tw.choices()[-1]
-    assert set(choice.times_ms) == {"turns", "streams", "serial"}
+    assert set(choice.times_ms) - {REORDERED} == {"turns", "streams", "serial"}
     assert all(ms > 0.05 for ms in choice.times_ms.values())
     assert choice.strategy in choice.times_ms
 

@@ -7,12 +7,9 @@ import threading
 import time
 
 import torch.distributed as dist
-from harness import DIM, Cross, chunk, pair_of
-from torch import nn
+from harness import Cross, chunk, pair_of
 
 import torchweave as tw
-from torchweave.engine import tried
-from torchweave.engine.later import Later
 from torchweave.engine.trial import READ, ROUNDS, SETTLE
 from torchweave.errors import UsageError
 from torchweave.measure.link import SimulatedLink
@@ -118,30 +115,3 @@ def test_a_setting_on_some_ranks_only_is_told_at_once(pool):
     assert told.startswith("UsageError")
     assert "rank 0 has TORCHWEAVE_STRATEGY=serial, rank 1 has not" in told
     assert time.monotonic() - begun < 15
-
-
-def with_gate(is_open):
-    kept, tried.may_run_here = tried.may_run_here, lambda: is_open
-    put_off = []
-    plain, Later._put_off = Later._put_off, lambda *_: put_off.append(1)
-    try:
-        choice = run(
-            pair_of(
-                *(chunk(Cross(reduced), nn.Linear(DIM, DIM), Cross(reduced), nn.Linear(DIM, DIM)) for _ in range(2))
-            ),
-            4,
-        )
-    finally:
-        tried.may_run_here, Later._put_off = kept, plain
-    return choice, put_off
-
-
-def test_what_has_not_been_tried_on_a_gpu_stays_off_there(pool):
-    """Catches a new way to run a pair on a device where nobody has measured it."""
-    for choice, put_off in pool.run(with_gate, False):
-        assert choice.strategy == "turns"
-        assert choice.reason == "measuring has not been tried on a GPU yet"
-        assert put_off == []
-    for choice, put_off in pool.run(with_gate, True):
-        assert choice.reason == "the strategies are being tried"
-        assert put_off != []

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchweave.engine import tried
 from torchweave.engine.agreement import agree, share_times
 from torchweave.engine.channels import Channel
 from torchweave.engine.hazards import Hazards, module_states
@@ -115,13 +114,10 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
     pointless = {strategy: refusals.pop(f"{AUTO} {strategy}") for strategy in WEAVING}
     why_not = {strategy: refusals[strategy] or pointless[strategy] for strategy in WEAVING}
     candidates = (*(strategy for strategy in WEAVING if not why_not[strategy]), SERIAL)
-    if not tried.may_run_here():
-        candidates = candidates[:1] if candidates[0] == WEAVING[0] else (SERIAL,)
     share = share_times(channels, agreements, conduct.rank)
     reorder = None
     if WEAVING[0] in candidates[:-1] and is_worth_it(backward, forward):
         reorder = Reorder(backward, forward, channels, agreements, share, conduct.rank, conduct.limit_s)
-    why_one = why_not[WEAVING[0]] or "measuring has not been tried on a GPU yet"
     return Decision(
         backward,
         forward,
@@ -132,10 +128,10 @@ def decide(strands: Strands, hazards: Hazards) -> Decision:
         tuple(weakref.ref(module) for module in hazards.stateful),
         hazards.steps_optimizer,
         # FSDP2 reduces a module's gradients when it has left its backward; others communicate from a weight's hook
-        tried.may_run_here() and not (hazards.stateful or hazards.steps_optimizer or conduct.weights_communicate),
+        not (hazards.stateful or hazards.steps_optimizer or conduct.weights_communicate),
         (defined_at(strands.forward.call), defined_at(strands.backward.call)),
         # what weaves comes first: it is tried at once
-        Trial(candidates, why_one, share, conduct.limit_s, reorder),
+        Trial(candidates, why_not[WEAVING[0]], share, conduct.limit_s, reorder),
         reorder,
     )
 

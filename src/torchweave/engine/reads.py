@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 
-from torchweave.engine import tried
 from torchweave.errors import WaitLimitError
 
 # methods of a tensor that read all of it; not `.item()`: programs log with it, on some ranks and not on others
@@ -22,7 +21,7 @@ _POLL_S = 20e-6
 
 def blocks(tensor: torch.Tensor) -> bool:
     """Whether reading a tensor makes the host wait for a device."""
-    return tensor.is_cuda and tried.ON_CUDA
+    return tensor.is_cuda
 
 
 def begin_read(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], bool]]:

@@ -10,7 +10,6 @@ from layers import LAYERS, is_refused, run
 from operations import NCCL_FAMILIES, NCCL_OTHERWISE, OPERATIONS
 
 import torchweave as tw
-from torchweave.engine import tried
 from torchweave.engine.pair import engine
 from torchweave.measure.limited import limited_group
 from torchweave.measure.subject import Subject, SubjectOptions
@@ -50,8 +49,7 @@ def test_every_operation_in_both_strands(pool, family):
     assert pool.run(check_operations, family, group_timeout_s=LIMIT_S) == [[], []]
 
 
-def check_layers(untried):
-    before, tried.ON_CUDA = tried.ON_CUDA, untried
+def check_layers():
     torch.use_deterministic_algorithms(True, warn_only=True)
     troubles = []
     for layer in LAYERS:
@@ -64,7 +62,6 @@ def check_layers(untried):
                     troubles.append(f"{layer.__name__} by {strategy}: tensor {index} of {len(expected)} differs")
             engine().close()
     torch.use_deterministic_algorithms(False)
-    tried.ON_CUDA = before
     return troubles
 
 
@@ -80,14 +77,12 @@ def test_ranks_leave_each_others_devices_alone(pool):
     assert pool.run(devices_in_use, group_timeout_s=LIMIT_S) == [[0], [1]]
 
 
-@pytest.mark.parametrize("untried", [False, True])
-def test_every_kind_of_layer(pool, untried):
+def test_every_kind_of_layer(pool):
     """Catches a lane that is not waited for."""
-    assert pool.run(check_layers, untried, group_timeout_s=LIMIT_S) == [[], []]
+    assert pool.run(check_layers, group_timeout_s=LIMIT_S) == [[], []]
 
 
-def check_models(untried, channels):
-    before, tried.ON_CUDA = tried.ON_CUDA, untried
+def check_models(channels):
     group = None if channels is None else limited_group(channels, datetime.timedelta(seconds=LIMIT_S))
     found = {}
     for kind in ("moe", "dropless", "dense"):
@@ -95,15 +90,13 @@ def check_models(untried, channels):
         for strategy in STRATEGIES:
             found[kind, strategy] = subject.is_bit_equal(functools.partial(tw.weave, strategy=strategy))
         engine().close()
-    tried.ON_CUDA = before
     return [name for name, equal in found.items() if not equal]
 
 
 @pytest.mark.parametrize("channels", [None, 4])
-@pytest.mark.parametrize("untried", [False, True])
-def test_models_with_deterministic_kernels(pool, untried, channels):
+def test_models_with_deterministic_kernels(pool, channels):
     """Catches a gradient that is not the serial one's to the bit, on the default group and on a slow one."""
-    assert pool.run(check_models, untried, channels, group_timeout_s=LIMIT_S) == [[], []]
+    assert pool.run(check_models, channels, group_timeout_s=LIMIT_S) == [[], []]
 
 
 def weave_often():
