@@ -9,6 +9,8 @@ import pytest
 from torchweave.engine import trial as trial_module
 from torchweave.engine.sample import Events, Sample
 from torchweave.engine.trial import (
+    AGAIN_AFTER,
+    AGAIN_FACTOR,
     MEASURED,
     READ,
     REORDERED,
@@ -75,7 +77,7 @@ def test_the_fastest_is_taken(monkeypatch, best):
     """Catches a choice that does not look at the times."""
     rank = Rank(monkeypatch)
     cost = {"turns": 9.0, "streams": 9.5, "serial": 10.0, best: 5.0}
-    ran = rank.run(UNTIL_CHOSEN + 20, cost)
+    ran = rank.run(UNTIL_CHOSEN + AGAIN_AFTER - 1, cost)
     assert set(ran[UNTIL_CHOSEN - 1 :]) == {best}
     assert rank.trial.times_ms == cost
     assert rank.trial.reason == "the fastest of " + ", ".join(f"{name} {cost[name]:.2f} ms" for name in ALL)
@@ -111,7 +113,7 @@ def test_one_candidate_is_taken_without_a_trial(monkeypatch):
     rank = Rank(monkeypatch, candidates=("turns",), why_not="not tried here")
     assert set(rank.run(300, {"turns": 1.0})) == {"turns"}
     assert rank.shared == []
-    assert rank.trial.is_settled
+    assert rank.trial.has_chosen(2)
     assert rank.trial.reason == "not tried here"
 
 
@@ -148,18 +150,34 @@ def test_a_choice_that_becomes_slower_than_serial_is_tried_again(monkeypatch):
     ran = rank.run(UNTIL_CHOSEN, worse)
     assert ran[:TRIED] == list(ALL) * ROUNDS
     assert rank.trial.choice == "serial"
-    assert set(rank.run(200, worse)) == {"serial"}
+    assert set(rank.run(AGAIN_AFTER, worse)) == {"serial"}
+
+
+def test_all_are_tried_again_later_and_later(monkeypatch):
+    """Catches a choice for ever that was made while the allocator still grew, and trials that never end."""
+    rank = Rank(monkeypatch)
+    young = {"turns": 20.0, "streams": 21.0, "serial": 10.0}
+    rank.run(UNTIL_CHOSEN - 1, young)
+    grown = {"turns": 5.0, "streams": 8.0, "serial": 10.0}
+    settled = "serial"
+    for index in range(3):
+        assert not rank.trial.has_chosen(index + 1)
+        # the first of them reads what all ranks said
+        assert set(rank.run(AGAIN_AFTER * AGAIN_FACTOR**index, grown)) == {settled}
+        assert rank.trial.has_chosen(index + 1)
+        assert rank.run(UNTIL_CHOSEN - 1, grown)[:TRIED] == list(ALL) * ROUNDS
+        settled = "turns"
 
 
 def test_a_choice_that_stays_good_is_kept_and_watched(monkeypatch):
-    """Catches trials that come back again and again, and watching that ends after the first look."""
+    """Catches watching that ends after the first look, and one that makes all be tried."""
     rank = Rank(monkeypatch)
     cost = {"turns": 5.0, "streams": 8.0, "serial": 10.0}
-    rank.run(UNTIL_CHOSEN - 1, cost)
+    monkeypatch.setattr(trial_module, "AGAIN_FACTOR", 1000)
+    rank.run(UNTIL_CHOSEN - 1 + AGAIN_AFTER + UNTIL_CHOSEN - 1, cost)
+    rank.shared.clear()
     assert set(rank.run(3 * WATCH_EVERY, cost)) == {"turns"}
-    assert [number for number, _ in rank.shared] == ["1", "2", "3", "4"]
-    assert rank.shared[-1][1] == {"turns": 5.0}
-    assert rank.trial.num_pairs == UNTIL_CHOSEN - 1 + 3 * WATCH_EVERY
+    assert [times for _, times in rank.shared] == [{"turns": 5.0}] * 3
 
 
 def test_a_pair_that_fails_counts_and_has_no_time(monkeypatch):

@@ -28,6 +28,9 @@ SEARCH_PAIRS = 1 + SETTLE + 2 * READ
 MARGIN = 0.01
 # After so many pairs the choice is compared with what serial took, over so many of them.
 WATCH_EVERY, WATCHED = 128, 8
+# A program's first pairs are not like those that follow: its allocator still grows, its kernels are still loaded. All
+# are tried again so many pairs after the first choice, and each time after so many times as many.
+AGAIN_AFTER, AGAIN_FACTOR = 32, 4
 
 Times: TypeAlias = dict[str, float]
 # Says this rank's times under a name, and returns a function that returns every connected rank's.
@@ -43,6 +46,8 @@ class Search(Protocol):
 
 class Trial:
     """Runs the pairs of one kind by each strategy in turn, and then by the fastest.
+
+    All are tried again from time to time, less and less often.
 
     Where another order of turns is searched, the second pair is measured, and the order, if one was found, is tried
     after the others.
@@ -74,7 +79,8 @@ class Trial:
         self._answer: Callable[[], Mapping[int, Times]] | None = None
         self._number = self._num_trials = 0
         self._trying = len(self._candidates) > 1
-        self.num_pairs = 0
+        self._again_after, self._again_at = AGAIN_AFTER, 0
+        self.num_pairs = self.num_choices = 0
         # what each strategy takes, ms: the slowest rank's
         self.times_ms: Times = {}
         self.choice = self._candidates[0]
@@ -94,10 +100,14 @@ class Trial:
             sample.end()
             self._samples.append((strategy, sample))
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether one strategy has been chosen, for now."""
-        return not self._trying
+    def has_chosen(self, times: int) -> bool:
+        """Whether a strategy has been chosen so often; at once where there is nothing to choose."""
+        return not self._trying and (self.num_choices >= times or len(self._candidates) == 1)
+
+    def _try_again(self) -> None:
+        self._trying, self._number = True, 0
+        # what was measured or asked for since the choice is of no use any more
+        self._samples, self._answer = [], None
 
     def _next(self) -> tuple[str, bool]:
         if self._trying and self._number < len(self._tried):
@@ -114,6 +124,8 @@ class Trial:
         if self._trying and self._search is not None and self._search.advance(self._number - 1):
             self._candidates = (*self._candidates, REORDERED)
             self._tried = (*self._tried, *[REORDERED] * ROUNDS)
+        if not self._trying and len(self._candidates) > 1 and self.num_pairs == self._again_at:
+            self._try_again()
         last = len(self._tried) if self._trying else WATCHED
         if not self._trying and not self._is_watched:
             return
@@ -140,12 +152,15 @@ class Trial:
         if not self._trying:
             now_ms, serial_ms = times_ms.get(self.choice), self.times_ms[SERIAL]
             if now_ms is not None and now_ms > serial_ms:
-                self._trying, self._number = True, 0
+                self._try_again()
                 worse = f"{self.choice} came to take {now_ms:.2f} ms, more than serial's {serial_ms:.2f} ms"
                 self.reason = f"{worse}: all are tried again"
             return
         self.times_ms = times_ms
         self._trying, self._number = False, 0
+        self.num_choices += 1
+        self._again_at = self.num_pairs + self._again_after
+        self._again_after *= AGAIN_FACTOR
         # what was found stays one of them; it is not searched again
         self._tried, self._search = self._candidates * ROUNDS, None
         # a strategy is missing where none of its pairs came to its end

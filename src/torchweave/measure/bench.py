@@ -89,7 +89,7 @@ class Bench:
         with subject.link:
             progress("choosing a strategy", 0, 1)
             if AUTO in self._ours:
-                subject.settle(weave)
+                subject.settle(weave, num_choices=2)
             with engine().observe() as log:
                 bench = PairBench(
                     subject.make_pair,

@@ -94,7 +94,7 @@ def recorded(
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     head_start = _LONG_HEAD_START if operators else _HEAD_START
     profile: torch.profiler.profile
-    with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+    with torch.profiler.profile(activities=activities, experimental_config=config, acc_events=True) as profile:
         meet()
         if torch.cuda.is_initialized():
             sleep_on_device(head_start)

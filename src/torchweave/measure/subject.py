@@ -25,7 +25,7 @@ NUM_MICROBATCHES = 4
 RunPair: TypeAlias = Callable[..., torch.Tensor]
 
 # so many pairs are enough for `auto` to choose, whatever it has to try
-MOST_TRIED = 40
+MOST_TRIED = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,17 @@ class Subject:
             dist.all_gather_object(verdicts, equal, group=self.group)
         return all(verdicts)
 
-    def settle(self, weave: RunPair) -> str:
-        """Run pairs until `auto` has chosen a strategy for them, and return which runs them."""
+    def settle(self, weave: RunPair, num_choices: int = 1) -> str:
+        """Run pairs until `auto` has chosen a strategy for them, and return which runs them.
+
+        Args:
+            weave: Runs a pair.
+            num_choices: How often it has to have chosen: the second choice sees an allocator that has grown.
+        """
         for _ in range(MOST_TRIED):
             forward, backward = self._prepare()
             decision = engine().decision(forward, backward)
-            if decision is not None and decision.trial.is_settled:
+            if decision is not None and decision.trial.has_chosen(num_choices):
                 break
             weave(forward=forward, backward=backward)
             del forward, backward
