@@ -73,9 +73,9 @@ def main() -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     command = f"python benchmarks/one_gpu.py --rounds {args.rounds}"
     result = {**head("one GPU, simulated link, one rank over NCCL", command, device), "rows": []}
-    for index in args.rows:
+    for place, index in enumerate(args.rows):
         if time.monotonic() - begun > args.limit_s:
-            result["not_measured"] = [row._asdict() for row in ROWS[index:]]
+            result["not_measured"] = [ROWS[left]._asdict() for left in args.rows[place:]]
             break
         row = ROWS[index]
         options = SubjectOptions(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 
+from torchweave.engine.baton import Baton, may_stay_awake
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.lanes import ForwardLane, Lanes
@@ -34,9 +34,8 @@ class Streams(Conduct):
         self._forward_lane = ForwardLane(lanes)
         # Each strand waits at a gate of its own, which the other one alone opens. Whoever waits says so before it looks
         # at what it waits for, and whoever changes that looks afterwards whether somebody waits: no lock is needed.
-        self._gates = {"forward": threading.Lock(), "backward": threading.Lock()}
-        for gate in self._gates.values():
-            gate.acquire()
+        awake = may_stay_awake()
+        self._gates = {"forward": Baton(awake=awake), "backward": Baton(awake=awake)}
         self._waiting: set[str] = set()
         # all channels are known: a strand that meets another one is refused
         self._patience_s = self.patience_s
@@ -76,7 +75,7 @@ class Streams(Conduct):
         self._waiting.add(strand.name)
         try:
             while not condition():
-                if not self._gates[strand.name].acquire(timeout=max(0.0, end - time.monotonic())):
+                if not self._gates[strand.name].take(max(0.0, end - time.monotonic())):
                     return condition()
             return True
         finally:
@@ -85,8 +84,8 @@ class Streams(Conduct):
     def _wake(self, strand: Strand) -> None:
         """Let a strand look again, where it waits."""
         gate = self._gates[strand.name]
-        if strand.name in self._waiting and gate.locked():
-            gate.release()
+        if strand.name in self._waiting and gate.is_away:
+            gate.hand()
 
     def _is_next(self, strand: Strand) -> bool:
         return self._next < len(self._order) and self._order[self._next] == strand.name

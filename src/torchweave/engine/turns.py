@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from torchweave.engine.baton import Baton, may_stay_awake
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.observe import Log
@@ -41,9 +41,8 @@ class Turns(Conduct):
         self._kept = kept._asdict()
         # all channels are known: a strand that meets another one is refused
         self._patience_s = self.patience_s
-        self._locks = {"forward": threading.Lock(), "backward": threading.Lock()}
-        self._locks["forward"].acquire()
-        self._locks["backward"].acquire()
+        awake = may_stay_awake()
+        self._batons = {"forward": Baton(awake=awake), "backward": Baton(awake=awake)}
         self._holder = "backward"
         self.initial: Saved = (Shared.capture(), self._passes())
 
@@ -66,7 +65,7 @@ class Turns(Conduct):
                 strand.saved = None
                 return
             self._holder = other.name
-            self._locks[other.name].release()
+            self._batons[other.name].hand()
 
     def come_back(self, strand: Strand) -> None:
         """Go on when the turn comes back; at once where it was not handed over."""
@@ -81,7 +80,7 @@ class Turns(Conduct):
         with self._mutex:
             if self._holder == strand.name and not strand.other.done:
                 self._holder = strand.other.name
-                self._locks[strand.other.name].release()
+                self._batons[strand.other.name].hand()
 
     def settle_state(self, backward: Strand, forward: Strand) -> None:
         """Leave the process in the state that a serial run leaves, or say that this cannot be.
@@ -105,7 +104,7 @@ class Turns(Conduct):
         return tuple([owner._training_state for owner in self._stateful]) if self._stateful else ()
 
     def _take(self, strand: Strand) -> None:
-        if not self._locks[strand.name].acquire(timeout=self._patience_s):
+        if not self._batons[strand.name].take(self._patience_s):
             raise WaitLimitError(
                 f"the {strand.name} strand of rank {self.rank}",
                 f"its turn, which the {strand.other.name} strand holds, standing at:\n{where_threads_stand()}",
