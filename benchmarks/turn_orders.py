@@ -36,8 +36,6 @@ from torchweave.measure.subject import MOST_TRIED
 TRACE = Path(__file__).parent / "results" / "h200_hidden4096_link0.84ms_serial.json.gz"
 LAYERS, HIDDEN = 4, 4096
 _END, _ELSEWHERE = -2, -1
-# a scan over tokens that ran on a few SMs (routing no longer has it), and what its like takes in one with enough
-_SCAN, _SCAN_MS = "scan_outer_dim", 0.05
 _COMPUTE = threading.Lock()
 
 
@@ -60,17 +58,16 @@ class Row(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A segment of the trace: products, everything else, and the scan, ms."""
+    """A segment of the trace: products, and everything else, ms."""
 
     products: float
     rest: float
-    scan: float
 
-    def at(self, hidden: int, *, scan: bool) -> tuple[float, float]:
+    def at(self, hidden: int) -> tuple[float, float]:
         """Return all of it, and its products, for another width."""
         width = hidden / HIDDEN
         products = self.products * width * width
-        return products + self.rest * width + (self.scan if scan else _SCAN_MS * (self.scan > 0)), products
+        return products + self.rest * width, products
 
 
 def main() -> None:
@@ -137,24 +134,22 @@ def segments_of(row: Row, *, later: bool) -> tuple[tuple[Segment, ...], tuple[Se
 def all_rows() -> list[Row]:
     """Return the pairs of the goals, and some whose strands have different numbers of crossings."""
     works = read_trace()
-    rows = [_moe(works, hidden, link, scan=True) for hidden, link in ((4096, 0.27), (4096, 0.84), (4096, 1.2))]
     sizes = ((4096, 0.27), (4096, 0.84), (4096, 1.2), (7168, 0.43), (7168, 1.07), (2048, 0.15), (2048, 0.45))
-    rows += [_moe(works, hidden, link, scan=False) for hidden, link in sizes]
+    rows = [_moe(works, hidden, link) for hidden, link in sizes]
     rows += [_dropless(works, link) for link in (0.27, 0.84)]
     rows += [_dense(hidden, 0.2) for hidden in (4096, 2048)]
-    plain = _moe(works, 4096, 0.84, scan=False)
+    plain = _moe(works, 4096, 0.84)
     backward, forward = plain.backward, plain.forward
     rows.append(Row("backward of 4 layers, forward of 2, 0.84 ms", backward, (*forward[:4], forward[-1])))
     rows.append(Row("backward of 2 layers, forward of 4, 0.84 ms", (*backward[:4], backward[-1]), forward))
     return rows
 
 
-def _moe(works: tuple[list[_Work], list[_Work]], hidden: int, link_ms: float, *, scan: bool) -> Row:
-    backward, forward = ([work.at(hidden, scan=scan) for work in strand] for strand in works)
+def _moe(works: tuple[list[_Work], list[_Work]], hidden: int, link_ms: float) -> Row:
+    backward, forward = ([work.at(hidden) for work in strand] for strand in works)
     links = [link_ms] * (2 * LAYERS) + [0.0]
-    name = f"hidden {hidden}, {link_ms:g} ms" + (", with the scan" if scan else "")
     return Row(
-        name,
+        f"hidden {hidden}, {link_ms:g} ms",
         tuple(Part(work, products / 2, link) for (work, products), link in zip(backward, links, strict=True)),
         tuple(Part(work, 0.0, link) for (work, _), link in zip(forward, links, strict=True)),
     )
@@ -165,7 +160,7 @@ def _dropless(works: tuple[list[_Work], list[_Work]], link_ms: float) -> Row:
 
     Between the numbers and the exchange of rows stand 0.15 ms of work.
     """
-    plain = _moe(works, HIDDEN, link_ms, scan=False)
+    plain = _moe(works, HIDDEN, link_ms)
     forward: list[Part] = []
     for index, part in enumerate(plain.forward):
         if index % 2 == 0 and index < 2 * LAYERS:
@@ -210,8 +205,8 @@ def _work_of(kernels: Sequence[dict[str, float]]) -> _Work:
     def total(*words: str) -> float:
         return sum(one["dur"] for one in kernels if any(word in one["name"] for word in words)) / 1e3
 
-    products, scan = total("nvjet", "cutlass"), total(_SCAN)
-    return _Work(products, total("") - products - scan, scan)
+    products = total("nvjet", "cutlass")
+    return _Work(products, total("") - products)
 
 
 def measured(rows: Sequence[Row], args: argparse.Namespace) -> dict[str, object]:
