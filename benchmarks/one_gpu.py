@@ -7,15 +7,12 @@ Writes one JSON file with every row, and for the first rows a trace of a serial 
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from rows import head, record_pair, told, write
+from rows import head, join_or_be_alone, options, record_pair, told, write
 
 from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions
@@ -57,20 +54,12 @@ NUM_TRACED = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="numbers of rows, from 0")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--limit-s", type=float, default=500.0, help="no row begins later than this")
-    args = parser.parse_args()
+    args = options(__doc__, len(ROWS), limit_s=500.0).parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("one_gpu.py needs a CUDA device")
     args.out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    # has to be there before cuBLAS is: without it no product is deterministic
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.cuda.set_device(0)
-    device = torch.device("cuda", 0)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    device = join_or_be_alone()
     command = f"python benchmarks/one_gpu.py --rounds {args.rounds}"
     result = {**head("one GPU, simulated link, one rank over NCCL", command, device), "rows": []}
     for place, index in enumerate(args.rows):
@@ -78,10 +67,10 @@ def main() -> None:
             result["not_measured"] = [ROWS[left]._asdict() for left in args.rows[place:]]
             break
         row = ROWS[index]
-        options = SubjectOptions(
+        subject = SubjectOptions(
             row.chunk, row.layers, row.hidden, args.tokens, 4, link_ms=row.link_ms, link_sms=row.sms
         )
-        bench = Bench(BenchOptions(options, rounds=args.rounds), device)
+        bench = Bench(BenchOptions(subject, rounds=args.rounds), device)
         found = bench.run(lambda *_: None)
         result["rows"].append({**row._asdict(), **found})
         print(f"{row}: {told(found)}", flush=True)

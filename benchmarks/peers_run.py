@@ -9,18 +9,16 @@ Writes one JSON file and prints the table, with the lines that each way costs a 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from peers import ways
-from rows import head, write
+from rows import head, join_or_be_alone, write
 
 from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions, Way
 from torchweave.measure.subject import Subject, SubjectOptions
-from torchweave.measure.training import join
 
 
 def peers(subject: Subject) -> dict[str, Way]:
@@ -37,9 +35,7 @@ def main() -> None:
     parser.add_argument("--link-sms", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
-    if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    device = join()
+    device = join_or_be_alone()
     rows = []
     for link_ms in args.link_ms:
         options = SubjectOptions("moe", args.layers, args.hidden, args.tokens, link_ms=link_ms, link_sms=args.link_sms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gzip
 import json
@@ -15,10 +16,34 @@ import torch
 from torchweave.engine.pair import weave
 from torchweave.measure.hidden import Operation, Profile, after_head_start, operations_of, recorded, shares
 from torchweave.measure.subject import Subject
-from torchweave.measure.training import name_of, versions
+from torchweave.measure.training import join, name_of, versions
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _SETTINGS = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "TORCHWEAVE_")
+
+
+def options(what: str | None, num_rows: int, limit_s: float) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that measures row after row.
+
+    Args:
+        what: The benchmark's docstring.
+        num_rows: How many rows it has.
+        limit_s: When its last row may begin, seconds.
+    """
+    parser = argparse.ArgumentParser(description=(what or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--rows", type=int, nargs="+", default=range(num_rows), help="numbers of rows, from 0")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--limit-s", type=float, default=limit_s, help="no row begins later than this")
+    return parser
+
+
+def join_or_be_alone() -> torch.device:
+    """Enter torchrun's process group, or one of this rank alone."""
+    if "RANK" not in os.environ:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return join()
 
 
 def head(what: str, command: str, device: torch.device) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from peers import ways
-from rows import grids_of, head, record_pair, told, write
+from rows import grids_of, head, options, record_pair, told, write
 
 from torchweave.engine.pair import engine
 from torchweave.measure.bench import Bench, BenchOptions, Way
@@ -323,19 +323,10 @@ def words(args: argparse.Namespace) -> str:
     return " ".join([*found, *(["--rehearse"] if args.rehearse else [])])
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="numbers of rows, from 0")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--limit-s", type=float, default=340.0, help="no row begins later than this")
-    parser.add_argument("--rehearse", action="store_true", help="small sizes, gloo: to see that the script runs")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = options()
+    parser = options(__doc__, len(ROWS), limit_s=340.0)
+    parser.add_argument("--rehearse", action="store_true", help="small sizes, gloo: to see that the script runs")
+    args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.rehearse and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         raise SystemExit("two_gpus.py needs a CUDA device for each rank, or --rehearse")
