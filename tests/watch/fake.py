@@ -94,8 +94,8 @@ class FakeDevice:
     def current_stream(self, ordinal: int) -> int:
         return 0x1000 + self.number
 
-    def pool(self) -> int:
-        return 0x1000 + self.number
+    def current_streams(self) -> list[int]:
+        return [self.current_stream(0)]
 
     def synchronize(self) -> None:
         self.synchronized += 1

@@ -1,4 +1,4 @@
-"""Streams and events made up for tests: they order nothing, and tell torch's callbacks what real ones would tell.
+"""Streams and events made up for tests: they order nothing, and what is asked of them is all there is of them.
 
 Scripts written for a GPU run on them with small tensors of the CPU, line for line. What is asked of the device is then
 as on a GPU; when things run is not.
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from fake import FakeDevice
-from torch.cuda import _gpu_trace as told
 
 POOL = 32
 SMALLER = (
@@ -37,12 +36,11 @@ class Made:
         # long beside what a busy machine takes to launch them
         self.device = FakeDevice(kernel_us=50_000.0)
         self.device.current_stream = lambda ordinal: self.current().cuda_stream
-        self.device.pool = lambda: self.current().cuda_stream
         # the CPU's memory is given out again without a word: nothing that was seen is freed
         self.kept = []
         self.device.on_device = lambda tensor: self.kept.append(tensor.detach()) or True
         self.local = threading.local()
-        self.next_event, self.next_stream = 10_000, 0
+        self.next_stream = 0
         self.default = None
 
     def current(self):
@@ -88,7 +86,7 @@ def install(patch):
             self.wait_event(stream.record_event())
 
         def synchronize(self):
-            told.StreamSynchronizationCallbacks.fire_callbacks(self.cuda_stream)
+            pass
 
     class ExternalStream(Stream):
         def __new__(cls, pointer, device=None):
@@ -96,17 +94,16 @@ def install(patch):
 
     class Event:
         def __init__(self, *args, **kwargs):
-            made.next_event += 1
-            self.number = made.next_event
+            pass
 
         def record(self, stream=None):
-            told.EventRecordCallbacks.fire_callbacks(self.number, (stream or made.current()).cuda_stream)
+            pass
 
         def wait(self, stream=None):
-            told.EventWaitCallbacks.fire_callbacks(self.number, (stream or made.current()).cuda_stream)
+            pass
 
         def synchronize(self):
-            told.EventSynchronizationCallbacks.fire_callbacks(self.number)
+            pass
 
     def set_stream(stream):
         made.local.stream = stream
@@ -129,7 +126,7 @@ def install(patch):
         "set_stream": set_stream,
         "stream": stream,
         "current_stream": lambda device=None: made.current(),
-        "synchronize": lambda device=None: told.DeviceSynchronizationCallbacks.fire_callbacks(),
+        "synchronize": lambda device=None: None,
         "cudart": lambda: types.SimpleNamespace(cudaStreamCreate=lambda address: 0),
     }.items():
         patch(torch.cuda, name, value)

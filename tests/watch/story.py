@@ -5,9 +5,12 @@ from __future__ import annotations
 from torchweave.diagnose.races import DENSE, WRITTEN
 from torchweave.trace.log import (
     ALLOCATE,
+    BACKWARD,
+    BACKWARD_END,
+    COLLECTIVES,
     DRIVER_FREE,
-    EVENT_GONE,
-    FREE,
+    IN_BACKWARD,
+    JOIN,
     KEEP,
     OP,
     RECORD,
@@ -22,18 +25,26 @@ SIZE = 1000
 
 
 class Story:
-    """Each call is one line of `train.py`, numbered from 1. Memory `m` lies at 1,000,000 * (m + 1)."""
+    """Each call is one line of `train.py`, numbered from 1. Memory `m` lies at 1,000,000 * (m + 1).
 
-    def __init__(self) -> None:
+    Args:
+        streams: Those that the program made.
+    """
+
+    def __init__(self, streams=(21, 25, 29)) -> None:
         self.log = Log()
         self.time = 0
+        for stream in streams:
+            self.log.streams.pointer.append(stream)
+            self.log.streams.place.append(-1)
+            self.log.streams.external.append(0)
 
-    def op(self, stream, *, reads=(), writes=(), name="aten::mul", begin=None):
+    def op(self, stream, *, reads=(), writes=(), name="aten::mul", task=None):
         """An operator; memory is a number, or (number, first byte, last byte) or with a fourth: not dense."""
         log = self.log
         operators = log.operators
+        self._within(task)
         operators.name.append(self._name(name))
-        operators.begin.append(len(log.events) if begin is None else begin)
         operators.first.append(len(log.accesses))
         for memory, flags in [(m, 0) for m in reads] + [(m, WRITTEN) for m in writes]:
             number, low, high, dense = (*memory, True)[:4] if isinstance(memory, tuple) else (memory, 0, SIZE, True)
@@ -47,21 +58,34 @@ class Story:
     def record(self, event, stream):
         return self._event(RECORD, event, stream)
 
-    def wait(self, event, stream):
+    def wait(self, event, stream, *, task=None):
+        self._within(task)
         return self._event(WAIT, event, stream)
 
     def wait_stream(self, waiter, awaited):
-        """What `waiter.wait_stream(awaited)` does: an event that lives no longer."""
+        """What `waiter.wait_stream(awaited)` does: an event of its own."""
         event = 10_000 + len(self.log.events)
         self.record(event, awaited)
-        self.wait(event, waiter)
-        return self._event(EVENT_GONE, event)
+        return self.wait(event, waiter)
+
+    def join(self, waiter, awaited, *, task=None):
+        """What torch does by itself."""
+        self._within(task)
+        return self._event(JOIN, waiter, awaited)
+
+    def collective(self, stream, *, task=None, **memory):
+        """One that Python waits for: what was asked of a stream before it is over before it begins."""
+        self.join(COLLECTIVES, stream, task=task)
+        return self.op(COLLECTIVES, name="c10d::allreduce_", task=task, **memory)
+
+    def backward(self, stream, number=0):
+        return self._event(BACKWARD, number, stream)
+
+    def backward_end(self, stream, number=0):
+        return self._event(BACKWARD_END, number, stream)
 
     def allocate(self, memory, stream):
         return self._event(ALLOCATE, 1_000_000 * (memory + 1), stream)
-
-    def free(self, memory):
-        return self._event(FREE, 1_000_000 * (memory + 1))
 
     def keep(self, memory, stream):
         return self._event(KEEP, 1_000_000 * (memory + 1), stream)
@@ -77,6 +101,10 @@ class Story:
 
     def driver_free(self):
         return self._event(DRIVER_FREE)
+
+    def _within(self, task):
+        if task is not None:
+            self._event(IN_BACKWARD, task)
 
     def _event(self, kind, a=0, b=0):
         events = self.log.events

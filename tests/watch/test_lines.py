@@ -51,7 +51,6 @@ class Both:
     def operator(self, at, stream, name="aten::cumsum", line=1, thread=MAIN):
         operators: Operators = self.log.operators
         operators.name.append(self.name(name))
-        operators.begin.append(len(self.log.events))
         operators.first.append(len(self.log.accesses))
         self.event(OP, at, stream, len(operators.name) - 1, line, thread)
 

@@ -72,7 +72,8 @@ def test_reads_on_another_thread_measure_nothing_together(tmp_path):
 
 def with_race(tmp_path):
     both = alternating(Both(), lambda at, until: None)
-    story = Story()
+    story = Story(streams=(21 * 16, 25 * 16))
+    both.log.streams = story.log.streams
     story.op(21 * 16, writes=[0])
     story.record(5, 25 * 16)
     story.wait(5, 25 * 16)

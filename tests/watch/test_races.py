@@ -8,7 +8,16 @@ import pytest
 from story import Story
 
 from torchweave.diagnose.races import WRITTEN, races
-from torchweave.trace.log import OP, RECORD, SYNC_DEVICE, SYNC_EVENT, SYNC_STREAM, WAIT
+from torchweave.trace.log import (
+    COLLECTIVES,
+    OP,
+    RECORD,
+    SYNC_DEVICE,
+    SYNC_EVENT,
+    SYNC_STREAM,
+    UNSEEN,
+    WAIT,
+)
 
 A, B, C = 21, 25, 29
 
@@ -50,6 +59,8 @@ def test_writing_what_another_stream_still_reads_is_one():
         lambda story: (story.record(1, A), story.synchronize_event(1)),
         lambda story: (story.wait_stream(C, A), story.wait_stream(B, C)),
         lambda story: (story.record(1, A), story.op(A, writes=[5]), story.wait(1, B)),
+        lambda story: story.join(B, A),
+        lambda story: story.wait(UNSEEN, B),
     ],
 )
 def test_what_orders_two_streams(order):
@@ -70,6 +81,7 @@ def test_what_orders_two_streams(order):
         lambda story: story.record(1, A),
         lambda story: story.wait(77, B),
         lambda story: (story.record(1, B), story.wait(1, B)),
+        lambda story: story.join(A, B),
     ],
 )
 def test_what_does_not(order):
@@ -155,14 +167,13 @@ def test_a_view_with_holes_inside_a_dense_one_meets_it():
     assert len(found(story)) == 1
 
 
-def test_memory_freed_while_another_stream_uses_it_and_given_out_again():
+def test_memory_given_out_again_while_another_stream_uses_it():
     """Catches the race that `record_stream` is there for."""
     story = Story()
     story.allocate(0, A)
     story.op(A, writes=[0])
     story.wait_stream(B, A)
     first = story.op(B, reads=[0])
-    story.free(0)
     story.allocate(0, A)
     second = story.op(A, writes=[0])
     assert found(story) == [(first, second, True)]
@@ -180,7 +191,6 @@ def test_what_keeps_freed_memory_safe(mend):
     story.wait_stream(B, A)
     story.op(B, reads=[0])
     mend(story)
-    story.free(0)
     story.allocate(0, A)
     story.op(A, writes=[0])
     assert found(story) == []
@@ -190,7 +200,6 @@ def test_memory_given_out_again_on_its_own_stream_is_ordered_by_it():
     story = Story()
     story.allocate(0, A)
     story.op(A, writes=[0])
-    story.free(0)
     story.allocate(0, A)
     story.op(A, writes=[0])
     assert found(story) == []
@@ -200,34 +209,151 @@ def test_memory_that_went_back_to_the_driver_has_no_past():
     story = Story()
     story.allocate(0, A)
     story.op(B, reads=[0])
-    story.free(0)
     story.driver_free()
     story.allocate(0, C)
     story.op(C, writes=[0])
     assert found(story) == []
 
 
-def test_a_collective_works_on_the_stream_that_it_makes_wait():
+def test_memory_whose_making_nobody_saw_is_no_earlier_block():
+    """Catches memory from before the log taken for memory of the stream that it is first used on."""
+    story = Story()
+    story.op(B, reads=[0])
+    story.allocate(0, A)
+    story.op(A, writes=[0])
+    assert found(story) == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_collective_runs_apart_until_its_work_is_waited_for(waits):
     """Catches collectives that are taken to run on the caller's stream: a missing `work.wait()` would not show."""
-    for waits in (False, True):
-        story = Story()
-        story.op(A, writes=[0])
-        begin = len(story.log.events)
-        story.wait_stream(B, A)
-        story.op(A, reads=[0], writes=[0], name="c10d::allreduce_", begin=begin)
-        story.record(5, B)
-        if waits:
-            story.wait(5, A)
-        story.op(A, reads=[0])
-        assert len(found(story)) == (0 if waits else 1), waits
+    story = Story()
+    story.op(A, writes=[0])
+    first = story.collective(A, reads=[0], writes=[0])
+    if waits:
+        story.join(A, COLLECTIVES)
+    second = story.op(A, reads=[0])
+    assert found(story) == ([] if waits else [(first, second, False)])
+
+
+def test_what_a_collective_uses_is_kept_until_it_is_done():
+    """Catches a false alarm about a tensor that is let go while a collective has it: torch holds it, or its memory."""
+    story = Story()
+    story.allocate(0, A)
+    story.op(A, writes=[0])
+    story.collective(A, reads=[0])
+    story.allocate(0, A)
+    story.op(A, writes=[0])
+    assert found(story) == []
+
+
+def test_a_backward_across_two_streams_is_ordered_by_autograd():
+    """Catches false alarms about what autograd orders in C++: between nodes, from the caller, and back to it."""
+    story = Story()
+    story.op(C, writes=[0])  # the loss's own gradient
+    story.backward(C)
+    story.op(A, reads=[0], writes=[1], task=7)
+    story.op(B, reads=[1], writes=[2], task=7)
+    story.op(A, reads=[2], writes=[3], task=7)
+    story.backward_end(C)
+    story.op(C, reads=[3])
+    assert found(story) == []
+
+
+def test_a_gradient_from_outside_of_a_backward_is_not():
+    """Catches an order that a backward's begin would make with all streams."""
+    story = Story()
+    story.op(A, writes=[0])
+    first = story.op(A, writes=[1])
+    story.backward(B)
+    second = story.op(B, reads=[1], task=7)
+    story.backward_end(B)
+    assert found(story) == [(first, second, False)]
+
+
+def test_the_end_of_a_backward_orders_the_callers_stream_alone():
+    story = Story()
+    story.backward(A)
+    first = story.op(A, writes=[0], task=7)
+    story.backward_end(A)
+    second = story.op(B, reads=[0])
+    assert found(story) == [(first, second, False)]
+
+
+def test_two_backwards_are_not_ordered_with_each_other():
+    """Catches one order for all of autograd: two microbatches that add to one gradient on two streams race."""
+    story = Story()
+    story.backward(A, 0)
+    first = story.op(A, writes=[0], task=7)
+    story.backward_end(A, 0)
+    story.backward(B, 1)
+    second = story.op(B, writes=[0], task=8)
+    story.backward_end(B, 1)
+    assert found(story) == [(first, second, False)]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_backward_of_which_the_log_has_a_part_makes_no_race(begun):
+    """Catches false alarms where the log began or ended in the middle of one, as another thread's step may let it."""
+    story = Story()
+    story.op(C, writes=[0])
+    if begun:
+        story.backward(C, 3)
+    story.op(A, reads=[0], writes=[1], task=7)
+    story.backward_end(B if not begun else C, 3)
+    story.op(C if begun else B, reads=[1])
+    assert found(story) == []
+
+
+def test_a_wait_within_a_backward_counts_for_all_that_follows_in_it():
+    """Catches a false alarm about a hook that waits on its own stream, for a node on another."""
+    story = Story()
+    story.backward(A)
+    story.op(A, writes=[0], task=7)
+    story.collective(A, reads=[0], writes=[0], task=7)
+    story.join(A, COLLECTIVES, task=7)
+    story.op(B, reads=[0], task=7)
+    story.backward_end(A)
+    assert found(story) == []
+
+
+def test_a_collective_of_a_hook_that_nobody_waits_for_is_found():
+    """Catches an end of backward that is taken to wait for collectives too."""
+    story = Story()
+    story.backward(A)
+    story.op(A, writes=[0], task=7)
+    first = story.collective(A, reads=[0], writes=[0], task=7)
+    story.backward_end(A)
+    second = story.op(A, reads=[0])
+    assert found(story) == [(first, second, False)]
+
+
+def test_what_a_backward_used_is_kept_by_autograd():
+    """Catches a false alarm about gradients that autograd hands from stream to stream, and keeps as `record_stream`."""
+    story = Story()
+    story.backward(B)
+    story.allocate(0, A)
+    story.op(A, writes=[0], task=7)
+    story.op(B, reads=[0], task=7)
+    story.backward_end(B)
+    story.allocate(0, A)
+    story.op(A, writes=[0])
+    assert found(story) == []
+
+
+def test_a_stream_that_nobody_saw_being_made_makes_no_race():
+    """Catches false alarms about `torch.Stream`, whose waits are C: what waits for what is not known."""
+    story = Story(streams=(A, B))
+    story.op(A, writes=[0])
+    story.op(C, reads=[0], writes=[1])
+    story.op(B, reads=[0, 1])
+    assert found(story) == []
 
 
 def test_streams_of_others_are_ordered_by_the_default_stream():
     """Catches a false alarm about blocking streams, which the default stream orders by itself."""
     story = Story()
-    story.log.streams.pointer.append(A)
-    for column in (story.log.streams.place, story.log.streams.external):
-        column.append(1)
+    story.log.streams.external[story.log.streams.pointer.index(A)] = 1
     story.op(A, writes=[0])
     story.op(0, reads=[0])
     assert found(story) == []
@@ -249,7 +375,7 @@ def test_what_began_before_the_log_is_not_known():
     story = Story()
     story.wait(1, B)
     story.op(B, reads=[0])
-    story.free(3)
+    story.allocate(3, A)
     assert found(story) == []
 
 

@@ -98,7 +98,7 @@ def test_an_operator_keeps_its_memory_where_threads_launch_at_once(always_switch
         for row in range(ROWS):
             value = (thread * ROWS + row) * 10
             memory = [value, value + 1, value + 2, 0] * (1 + row % 3)
-            writer.operator(writer.name(f"op{row % 5}"), -1, writer.tables.num_events, memory, value)
+            writer.operator(writer.name(f"op{row % 5}"), -1, memory, value)
 
     at_once(work)
     log = writer.fresh()
@@ -124,7 +124,7 @@ def test_a_log_is_whole_while_others_write_on(always_switching):
     def work(thread):
         for row in range(ROWS):
             if thread:
-                writer.operator(writer.name(f"op{row}"), -1, 0, [row, row, row, 0], thread)
+                writer.operator(writer.name(f"op{row}"), -1, [row, row, row, 0], thread)
             elif row % 40 == 0:
                 wrong.append(_wrong(writer.log))
 

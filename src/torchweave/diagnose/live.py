@@ -13,7 +13,7 @@ from torchweave.diagnose.model import CauseFound, Place, Watched, Where
 from torchweave.diagnose.races import Race, races
 from torchweave.diagnose.window import Window, launch_begin
 from torchweave.diagnose.words import duration
-from torchweave.trace.log import Log
+from torchweave.trace.log import COLLECTIVES, Log
 from torchweave.trace.timeline import Timeline
 
 # the device has to have worked on for so long, and for this share of what the host measured: it is wrong by so much
@@ -142,7 +142,7 @@ def _race_cause(timeline: Timeline, log: Log, found: Sequence[Race]) -> CauseFou
 
     def use(row: int, writes: bool, stream: int) -> str:
         name = log.names[operators.name[events.b[row]]]
-        return f"{name} ({log.told(events.place[row])}) {_WRITES[writes]} on stream {_stream(timeline, stream)}"
+        return f"{name} ({log.told(events.place[row])}) {_WRITES[writes]} on {_stream(timeline, stream)}"
 
     values: dict[str, Any] = {
         "earlier": use(first.first, first.first_writes, first.first_stream),
@@ -206,8 +206,10 @@ def _where(log: Log, row: int, called: str) -> Where:
 
 
 def _stream(timeline: Timeline, pointer: int) -> str:
+    if pointer == COLLECTIVES:
+        return "a stream of collectives"
     number = timeline.streams.get(pointer)
-    return f"{pointer:#x}" if number is None else str(number)
+    return f"stream {pointer:#x}" if number is None else f"stream {number}"
 
 
 def _cost(log: Log, watched: Watched | None) -> str:

@@ -1,13 +1,12 @@
-"""Memory that two streams use with no order between them: happens-before, by vector clocks over the log.
+"""Memory that two streams use with no order between them.
 
-Within a stream everything is ordered. An event hands the recording stream's past to whoever waits for it, a
-synchronization hands it to the host, and the host hands all it has waited for to whatever it asks for next. What one
-use of memory has to come after, and is in no such past, is a race.
+What one use of memory has to come after, and is not known to come after (order.py), is a race; so is memory that is
+given out again before another stream's use of it is over. What backward and collectives used, torch keeps until then.
 
-What is not known makes no race: work before the log began, order between threads of the host (taken to be the order
-of asking), and views that interleave without sharing their first byte.
+What is not known makes no race: work before the log began, order between threads of the host (taken to be the order of
+asking), and views that interleave without sharing their first byte.
 
-Source: L. Lamport, "Time, clocks, and the ordering of events" (1978); C. Flanagan and S. Freund, "FastTrack" (2009).
+Source: C. Flanagan and S. Freund, "FastTrack" (2009).
 """
 
 from __future__ import annotations
@@ -15,25 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchweave.trace.log import (
-    ALLOCATE,
-    DRIVER_FREE,
-    EVENT_GONE,
-    FREE,
-    KEEP,
-    OP,
-    RECORD,
-    SYNC_DEVICE,
-    SYNC_EVENT,
-    SYNC_STREAM,
-    WAIT,
-    Log,
-)
+from torchweave.diagnose.order import Clock, Order
+from torchweave.trace.log import ALLOCATE, COLLECTIVES, IN_BACKWARD, KEEP, OP, Log
 
 WRITTEN, DENSE = 1, 2
-DEFAULT_STREAM = 0
-# what sends its work to a stream of its own
-_COLLECTIVES = ("c10d::", "_c10d_functional::")
+# of a use: torch keeps its memory until it is over
+_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +45,6 @@ class Race:
     second_writes: bool
     freed: bool = False
     own_wait: int = -1
-
-
-@dataclass(slots=True)
-class _Clock:
-    """How far each stream's work is known to be over."""
-
-    times: dict[int, int] = field(default_factory=dict)
-
-    def join(self, other: _Clock) -> None:
-        for stream, time in other.times.items():
-            if time > self.times.get(stream, 0):
-                self.times[stream] = time
-
-    def copy(self) -> _Clock:
-        return _Clock(dict(self.times))
-
-    def covers(self, stream: int, time: int) -> bool:
-        return self.times.get(stream, 0) >= time
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,102 +91,58 @@ class _Watcher:
     """Goes through a log once."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
-        self.host = _Clock()
-        self.streams: dict[int, _Clock] = {}
-        self.events: dict[int, tuple[_Clock, int]] = {}
+        self.log, self.order = log, Order(log)
         self.blocks: dict[int, _Block] = {}
         self.ghosts: list[_Use] = []
-        self.own_waits: dict[int, int] = {}
-        # streams that torch did not make may be blocking ones, which the default stream orders
-        self.external = {
-            pointer for pointer, flag in zip(log.streams.pointer, log.streams.external, strict=True) if flag
-        }
 
     def races(self) -> Iterator[Race]:
         """Yield the races in the order of their later uses."""
-        events = self.log.events
+        events, order = self.log.events, self.order
         for row, (kind, a, b) in enumerate(zip(events.kind, events.a, events.b, strict=True)):
+            if kind == IN_BACKWARD:
+                order.within(a)
+                continue
+            order.before(kind, a, b)
             if kind == OP:
                 yield from self._operator(row, a, b)
+            elif kind == ALLOCATE:
+                self._allocate(a, b)
+            elif kind == KEEP:
+                self.blocks.setdefault(a, _Block()).kept.add(b)
             else:
-                self._order(row, kind, a, b)
+                order.ask(row, kind, a, b)
+            order.after(kind, a, b)
 
-    def _order(self, row: int, kind: int, a: int, b: int) -> None:
-        if kind == RECORD:
-            self.events[a] = (self._clock(b).copy(), b)
-        elif kind == WAIT and a in self.events:
-            clock, stream = self.events[a]
-            if stream == b:
-                self.own_waits[b] = row
-            self._clock(b).join(clock)
-        elif kind == EVENT_GONE:
-            self.events.pop(a, None)
-        elif kind == SYNC_EVENT and a in self.events:
-            self.host.join(self.events[a][0])
-        elif kind == SYNC_STREAM:
-            self.host.join(self._clock(a))
-        elif kind in (SYNC_DEVICE, DRIVER_FREE):
-            for clock in list(self.streams.values()):
-                self.host.join(clock)
-        elif kind in (ALLOCATE, FREE, KEEP):
-            self._memory(kind, a, b)
-
-    def _memory(self, kind: int, address: int, stream: int) -> None:
-        if kind == ALLOCATE:
-            self.blocks[address] = _Block(pool=stream)
-        elif kind == KEEP:
-            self.blocks.setdefault(address, _Block()).kept.add(stream)
-        elif block := self.blocks.pop(address, None):
-            self._free(block)
-
-    def _free(self, block: _Block) -> None:
-        """Keep, of a freed block's uses, those that its next owner will not come after by itself."""
-        if block.pool is None:
+    def _allocate(self, address: int, pool: int) -> None:
+        """Begin a new block; of the one that was there, keep the uses that its next owner does not come after."""
+        old = self.blocks.pop(address, None)
+        self.blocks[address] = _Block(pool=pool)
+        if old is None or old.pool is None:
             return
-        pool = self._clock(block.pool)
+        clock = self.order.clock(old.pool)
         self.ghosts += [
             use
-            for use in block.uses
-            if use.stream not in block.kept and use.stream != block.pool and not pool.covers(use.stream, use.time)
+            for use in old.uses
+            if not use.flags & _KEPT
+            and use.stream not in old.kept
+            and use.stream != old.pool
+            and not clock.covers(use.stream, use.time)
         ]
 
-    def _clock(self, stream: int) -> _Clock:
-        """Return what is over when a stream's next work begins, the host's knowledge included."""
-        clock = self.streams.setdefault(stream, _Clock())
-        clock.join(self.host)
-        if stream == DEFAULT_STREAM:
-            for other in self.external:
-                clock.join(self.streams.setdefault(other, _Clock()))
-        elif stream in self.external:
-            clock.join(self.streams.setdefault(DEFAULT_STREAM, _Clock()))
-        return clock
-
     def _operator(self, row: int, stream: int, operator: int) -> Iterator[Race]:
-        log = self.log
-        stream = self._own_stream(row, stream, operator)
-        clock = self._clock(stream)
+        log, clock = self.log, self.order.clock(stream)
         time = clock.times[stream] = clock.times.get(stream, 0) + 1
         first = log.operators.first
         end = first[operator + 1] if operator + 1 < len(first) else len(log.accesses)
         accesses = log.accesses
+        kept = _KEPT if self.order.is_backward or stream == COLLECTIVES else 0
         for at in range(first[operator], end):
-            use = _Use(row, stream, time, accesses.low[at], accesses.high[at], accesses.flags[at])
+            flags = accesses.flags[at] | kept
+            use = _Use(row, stream, time, accesses.low[at], accesses.high[at], flags)
             if use.high > use.low:
                 yield from self._use(use, accesses.base[at], clock)
 
-    def _own_stream(self, row: int, stream: int, operator: int) -> int:
-        """Return the stream that an operator's work went to: a collective's is the one made to wait within it."""
-        log = self.log
-        if not log.names[log.operators.name[operator]].startswith(_COLLECTIVES):
-            return stream
-        events = log.events
-        for at in range(max(log.operators.begin[operator], 0), row):
-            if events.kind[at] == WAIT and events.b[at] != stream:
-                return events.b[at]
-        return stream
-
-    def _use(self, use: _Use, base: int, clock: _Clock) -> Iterator[Race]:
+    def _use(self, use: _Use, base: int, clock: Clock) -> Iterator[Race]:
         block = self.blocks.setdefault(base, _Block())
         for freed, earlier in ((False, block.uses), (True, self.ghosts)):
             for other in earlier:
@@ -230,12 +154,12 @@ class _Watcher:
         self.ghosts = [other for other in self.ghosts if not self._over(other, use, clock)]
 
     @staticmethod
-    def _over(other: _Use, use: _Use, clock: _Clock) -> bool:
+    def _over(other: _Use, use: _Use, clock: Clock) -> bool:
         """Return whether an earlier use needs no more looking at."""
         return use.hides(other) and clock.covers(other.stream, other.time)
 
     def _race(self, other: _Use, use: _Use, freed: bool) -> Race:
-        own = self.own_waits.get(use.stream, -1)
+        own = self.order.own_waits.get(use.stream, -1)
         return Race(
             other.event, use.event, other.stream, use.stream, other.writes, use.writes, freed,
             own if own > other.event else -1,

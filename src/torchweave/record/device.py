@@ -43,8 +43,8 @@ class Device(Protocol):
     def current_stream(self, ordinal: int) -> int:
         """Return the stream that is current for a device."""
 
-    def pool(self) -> int:
-        """Return the stream whose memory pool allocations come from now."""
+    def current_streams(self) -> list[int]:
+        """Return the streams that are current on this thread, of all devices."""
 
     def synchronize(self) -> None:
         """Wait for all work."""
@@ -91,9 +91,11 @@ class Cuda:
         """Return the CUDA stream that is current for a device."""
         return int(torch._C._cuda_getCurrentRawStream(ordinal))
 
-    def pool(self) -> int:
-        """Return the stream whose memory pool allocations come from now."""
-        return int(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
+    def current_streams(self) -> list[int]:
+        """Return the streams that are current on this thread, of all devices."""
+        if not torch.cuda.is_initialized():
+            return []
+        return sorted({self.current_stream(ordinal) for ordinal in range(torch.cuda.device_count())})
 
     def synchronize(self) -> None:
         """Wait for all work of all devices that the program has used."""
@@ -137,6 +139,16 @@ class Cuda:
         return other_processes()
 
 
+def pointer_of(stream: Any) -> int:
+    """Return the CUDA stream behind a stream object, also behind one of `torch.Stream`."""
+    pointer = getattr(stream, "cuda_stream", None)
+    if pointer is None:
+        pointer = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        ).cuda_stream
+    return int(pointer)
+
+
 def profiler() -> Any:
     """Return torch's profiler with everything that this torch can record cheaply."""
     from torch.profiler import profile, supported_activities
@@ -150,7 +162,8 @@ def profiler() -> Any:
         except TypeError:
             # older versions know the later options only
             wanted.pop(next(iter(wanted)))
-    return profile(activities=list(supported_activities()), experimental_config=experimental)
+    # one cycle is all there is: torch need not warn that the next one clears its events
+    return profile(activities=list(supported_activities()), experimental_config=experimental, acc_events=True)
 
 
 def leave_anchors() -> list[tuple[int, int]]:

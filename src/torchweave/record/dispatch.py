@@ -6,10 +6,10 @@ microseconds an operator; what it costs is measured and told.
 
 from __future__ import annotations
 
-import re
+import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,31 +17,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchweave.record.device import pointer_of
+from torchweave.record.order import Handed
+from torchweave.record.plans import DENSE, WRITTEN, Does, Plan, plan_of
 from torchweave.record.writer import Writer, now
-from torchweave.trace.log import KEEP
-
-WRITTEN, DENSE = 1, 2
-# these make memory and leave it as it is
-_NO_WRITE = re.compile(r"^aten::(?:new_)?empty(?:_like|_strided|_permuted|_quantized)?$")
-# and these change only what a tensor says of itself
-_NO_ACCESS = frozenset({"aten::set_", "aten::resize_", "aten::record_stream", "aten::_unsafe_view", "aten::lift_fresh"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What to look at of an operator, from its schema.
-
-    Attributes:
-        name: Row of its name.
-        arguments: Position, name and flags of each argument whose memory it touches.
-        outputs: Whether its results are memory that it wrote.
-        keeps: Whether it is `record_stream`.
-    """
-
-    name: int
-    arguments: tuple[tuple[int, str, int], ...]
-    outputs: bool
-    keeps: bool
+from torchweave.trace.log import ALLOCATE, COLLECTIVES, JOIN, KEEP, SYNC_STREAM
 
 
 class Operators(TorchDispatchMode):
@@ -51,6 +31,7 @@ class Operators(TorchDispatchMode):
         writer: Where to.
         on_device: Whether a tensor's memory is the device's.
         current_stream: Returns the CUDA stream that is current for a device, by its ordinal.
+        handed: Whether this thread launches a collective for which Python will wait.
         most: So many entries are enough.
         enough: Called when there are so many.
     """
@@ -61,13 +42,15 @@ class Operators(TorchDispatchMode):
         on_device: Callable[[torch.Tensor], bool],
         current_stream: Callable[[int], int],
         *,
+        handed: Handed | None = None,
         most: int = 200_000,
         enough: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._most, self._enough = most, enough
         self._writer, self._on_device, self._current_stream = writer, on_device, current_stream
-        self._plans: dict[Any, _Plan | None] = {}
+        self._handed = handed or Handed()
+        self._plans: dict[Any, Plan | None] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -93,95 +76,139 @@ class Operators(TorchDispatchMode):
         try:
             plan = self._plans[func]
         except KeyError:
-            plan = self._plans[func] = _plan(func, writer)
+            plan = self._plans[func] = plan_of(func, writer)
         if plan is None:
             return func(*args, **kwargs)
-        begin, first_event = now(), writer.tables.num_events
+        begin = now()
         result = func(*args, **kwargs)
         # from here on: on a thread of autograd there may be no frame further out
         place = writer.place_or_backward(sys._getframe())
         writer.span(begin, place, plan.name)
         if writer.tables.num_spans >= self._most:
             self._enough()
-        if plan.keeps:
+        if plan.does is Does.KEEP:
             self._keep(args, place)
-        elif plan.arguments or plan.outputs:
-            self._accesses(plan, args, kwargs, result, place, first_event)
+        elif not plan.is_idle:
+            self._accesses(plan, _Call(args, kwargs, result), place)
         return result
 
-    def _accesses(
-        self,
-        plan: _Plan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        place: int,
-        first_event: int,
-    ) -> None:
+    def _accesses(self, plan: Plan, call: _Call, place: int) -> None:
         """Write down the memory that an operator touched, and the stream that it was sent to."""
+        on_device, writer = self._on_device, self._writer
         found: list[tuple[torch.Tensor, int]] = []
-        on_device = self._on_device
-        size = len(args)
         for position, name, flags in plan.arguments:
-            value = args[position] if position < size else kwargs.get(name)
-            if isinstance(value, torch.Tensor):
-                if on_device(value):
-                    found.append((value, flags))
-            elif isinstance(value, (list, tuple)):
-                found += [(item, flags) for item in value if isinstance(item, torch.Tensor) and on_device(item)]
-        if plan.outputs:
-            found += [(item, WRITTEN) for item in _tensors(result) if on_device(item)]
-        if not found:
+            found += [(item, flags) for item in _tensors(call.argument(position, name)) if on_device(item)]
+        made = [item for item in _tensors(call.result) if on_device(item)] if plan.makes else []
+        if not found and not made:
             return
         memory: list[int] = []
         for tensor, flags in found:
             memory += _memory(tensor, flags)
+        stream = self._stream_of(found[0][0] if found else made[0])
+        known = {0, *memory[::4]}
+        for tensor in made:
+            row = _memory(tensor, WRITTEN)
+            if row and row[0] not in known:
+                known.add(row[0])
+                writer.event(ALLOCATE, place, row[0], self._stream_of(tensor))
+            if plan.writes:
+                memory += row
+        task = torch._C._current_graph_task_id()
+        if plan.does is not Does.NOTHING:
+            self._ordered(plan, call, memory, place, stream, task)
+        elif memory:
+            writer.operator(plan.name, place, memory, stream, task=task)
+
+    def _ordered(self, plan: Plan, call: _Call, memory: list[int], place: int, current: int, task: int) -> None:
+        """Write down an operator, and for whom it waits, or who for it."""
+        tell = functools.partial(self._writer.event, task=task)
+        if plan.does is Does.WAIT:
+            tell(JOIN, place, current, COLLECTIVES)
+            return
+        stream, before, after = current, [], []
+        if plan.does is Does.COPY:
+            # one between devices waits for both of them, and both wait for it
+            before = after = [each for each in self._streams_of(call) if each != current]
+        elif self._is_apart(plan, call):
+            stream, before = COLLECTIVES, [current]
+        for other in before:
+            tell(JOIN, place, stream, other)
         if memory:
-            stream = self._current_stream(found[0][0].device.index or 0)
-            self._writer.operator(plan.name, place, first_event, memory, stream)
+            self._writer.operator(plan.name, place, memory, stream, task=task)
+        for other in after:
+            tell(JOIN, place, other, stream)
+        if _host_waits(plan, call, self._on_device):
+            tell(SYNC_STREAM, place, current)
+
+    def _stream_of(self, tensor: torch.Tensor) -> int:
+        return self._current_stream(tensor.device.index or 0)
+
+    def _streams_of(self, call: _Call) -> list[int]:
+        """Return the streams that are current for the devices of a copy."""
+        return [self._stream_of(tensor) for tensor in call.ends() if self._on_device(tensor)]
 
     def _keep(self, args: tuple[Any, ...], place: int) -> None:
         tensor, stream = args[0], args[1]
         if self._on_device(tensor):
-            pointer = getattr(stream, "cuda_stream", None)
-            if pointer is None:
-                pointer = torch.cuda.Stream(
-                    stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-                ).cuda_stream
             memory = _memory(tensor, 0)
             if memory:
-                self._writer.event(KEEP, place, memory[0], pointer)
+                self._writer.event(KEEP, place, memory[0], pointer_of(stream))
+
+    def _is_apart(self, plan: Plan, call: _Call) -> bool:
+        """Return whether an operator is a collective that runs on a stream of its own until Python waits for it.
+
+        One that is waited for at once, or that C++ launches and waits for, is taken to run on the current stream.
+        """
+        if plan.does is not Does.COLLECT:
+            return plan.does is Does.COLLECT_APART
+        # sends and receives have no choice
+        return self._handed.on and (plan.option is None or bool(call.argument(*plan.option, default=True)))
 
 
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a result; a collective's are a list beside its work."""
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, (list, tuple)):
-        for item in result:
-            yield from _tensors(item)
+@dataclass(slots=True)
+class _Call:
+    """One call of an operator.
+
+    Attributes:
+        args: As it was given.
+        kwargs: As it was given.
+        result: What it returned.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def argument(self, position: int, name: str, *, default: Any = None) -> Any:
+        """Return an argument, by its position and name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both sides of a copy."""
+        return self.args[0], self.args[1] if len(self.args) > 1 else self.result
 
 
-def _plan(func: Any, writer: Writer) -> _Plan | None:
-    """Return what to look at of an operator; None for what is no plain operator."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return None
-    schema = func._schema
-    name = writer.name(schema.name)
-    if schema.name in _NO_ACCESS:
-        return _Plan(name, (), False, schema.name == "aten::record_stream")
-    arguments = []
-    for position, argument in enumerate(schema.arguments):
-        alias = argument.alias_info
-        # an alias that is not written is a view's: nothing is read yet
-        if "Tensor" in str(argument.type) and (alias is None or alias.is_write):
-            arguments.append((position, argument.name, WRITTEN if alias is not None else 0))
-    fresh = any("Tensor" in str(value.type) and value.alias_info is None for value in schema.returns)
-    views = any(argument.alias_info is not None and not argument.alias_info.is_write for argument in schema.arguments)
-    if views or _NO_WRITE.match(schema.name):
-        # a view reads nothing; neither does what only takes a shape
-        return _Plan(name, (), False, False)
-    return _Plan(name, tuple(arguments), fresh, False)
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    """Return the tensors of an argument or a result; a collective's are lists, beside its work."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return ()
+
+
+def _host_waits(plan: Plan, call: _Call, on_device: Callable[[torch.Tensor], bool]) -> bool:
+    """Return whether the host has certainly waited for an operator."""
+    if plan.does is Does.READ:
+        return True
+    if plan.does is Does.MASK:
+        masks = [item for item in _tensors(call.argument(1, "indices")) if item.dtype in (torch.bool, torch.uint8)]
+        return any(on_device(item) for item in masks)
+    if plan.does is not Does.COPY or plan.option is None or call.argument(*plan.option, default=False):
+        return False
+    one, other = call.ends()
+    crosses = on_device(one) != on_device(other) and "meta" not in (one.device.type, other.device.type)
+    return crosses and one.numel() > 0
 
 
 def _base(tensor: torch.Tensor) -> int:

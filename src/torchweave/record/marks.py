@@ -18,7 +18,7 @@ class Watcher(Protocol):
 class Seat:
     """Room for the one watcher that a process can have.
 
-    The profiler and the device's callbacks belong to the process, and `step()` has to find who watches from
+    The profiler and the functions that are replaced belong to the process, and `step()` has to find who watches from
     anywhere: that is the only reason for state of a module here. Whoever takes the seat gives it back.
     """
 

@@ -13,16 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from torchweave.record.writer import Writer, now
-from torchweave.trace.log import DRIVER_FREE
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
 # methods that wait, or ask a stream to
 _STREAM = ("synchronize", "wait_stream", "wait_event", "record_event")
 _EVENT = ("record", "wait", "synchronize")
-
-
 # of a process group: what launches a collective
-_GROUP = (
+LAUNCHES = (
     "allgather",
     "_allgather_base",
     "allreduce",
@@ -94,8 +91,8 @@ def patch_all(patches: Patches, writer: Writer, modes: Modes) -> None:
     patches.put(threading.Thread, "start", lambda old: _start(writer, modes, old))
     outermost = threading.local()
 
-    def spanned(name: str, after: Callable[[], None] | None = None) -> Callable[[Any], Any]:
-        return lambda old: _spanned(writer, outermost, name, old, after)
+    def spanned(name: str) -> Callable[[Any], Any]:
+        return lambda old: _spanned(writer, outermost, name, old)
 
     for module in (torch.autograd, torch.autograd.graph):
         patches.put(module, "_engine_run_backward", lambda old: _backward(writer, old))
@@ -104,15 +101,14 @@ def patch_all(patches: Patches, writer: Writer, modes: Modes) -> None:
     for name in _EVENT:
         patches.put(torch.cuda.Event, name, spanned(name))
     patches.put(torch.cuda, "synchronize", spanned("synchronize"))
-    freed = functools.partial(_driver_free, writer)
     for module in (torch.cuda, torch.cuda.memory):
-        patches.put(module, "empty_cache", spanned("empty_cache", freed))
+        patches.put(module, "empty_cache", spanned("empty_cache"))
     patches.put(torch.cuda.Stream, "__new__", lambda old: _made(writer, old))
     patches.put(torch.cuda, "set_stream", lambda old: _used(writer, old))
     c10d = getattr(torch._C, "_distributed_c10d", None)
     if c10d is not None:
         patches.put(c10d.Work, "wait", spanned("wait"))
-        for name in _GROUP:
+        for name in LAUNCHES:
             patches.put(c10d.ProcessGroup, name, spanned(name))
 
 
@@ -165,9 +161,7 @@ def _start(writer: Writer, modes: Modes, old: Callable[[threading.Thread], None]
     return start
 
 
-def _spanned(
-    writer: Writer, outermost: threading.local, name: str, old: Any, after: Callable[[], None] | None
-) -> Callable[..., Any]:
+def _spanned(writer: Writer, outermost: threading.local, name: str, old: Any) -> Callable[..., Any]:
     """Return a function that writes down where it was called; of calls within calls, the outermost only."""
 
     @functools.wraps(old)
@@ -181,14 +175,8 @@ def _spanned(
         finally:
             outermost.inside = False
             writer.span(begin, place, writer.name(name))
-            if after is not None:
-                after()
 
     return call
-
-
-def _driver_free(writer: Writer) -> None:
-    writer.event(DRIVER_FREE, -1)
 
 
 def _backward(writer: Writer, old: Callable[..., Any]) -> Callable[..., Any]:

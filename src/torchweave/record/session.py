@@ -19,11 +19,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchweave.errors import UsageError
-from torchweave.record.callbacks import Callbacks
+from torchweave.record.collector import Collector
 from torchweave.record.device import Device, Trace, environment
 from torchweave.record.dispatch import OnThreads, Operators
 from torchweave.record.functions import Functions
 from torchweave.record.marks import SEAT
+from torchweave.record.order import Handed, patch_order
 from torchweave.record.patches import Patches, patch_all
 from torchweave.record.phases import Phase, Phases
 from torchweave.record.sampler import Sampler, compiles
@@ -78,11 +79,15 @@ class Session:
     def __init__(self, device: Device, phases: Phases | None = None, *, most: int = MOST_ENTRIES) -> None:
         self._device, self._phases = device, phases
         self._writer = Writer()
-        self._mode = Operators(self._writer, device.on_device, device.current_stream, most=most, enough=self._enough)
+        self._handed = Handed()
+        self._mode = Operators(
+            self._writer, device.on_device, device.current_stream,
+            handed=self._handed, most=most, enough=self._enough,
+        )  # fmt: skip
         self._operators = OnThreads(self._mode)
         self._functions = OnThreads(Functions(self._writer, most=most, enough=self._enough))
         self._modes = _Both(self._operators, self._functions)
-        self._callbacks = Callbacks(self._writer, device.pool)
+        self._collector = Collector(self._writer)
         self._patches, self._sampler, self._scopes = Patches(), Sampler(self._writer), Scopes()
         self._steps, self._notes = Steps(), list[str]()
         self._counters: dict[str, int] = {}
@@ -169,11 +174,13 @@ class Session:
         undo(self._sampler.end)
         self._sampler.begin()
         undo(self._patches.restore)
+        # before what writes lines: that is of the outermost calls only
+        patch_order(self._patches, self._writer, self._device.current_streams, self._handed)
         patch_all(self._patches, self._writer, self._modes)
         self._scopes.put(self._patches)
         before_other_profilers(self._patches, self._give_way)
-        self._callbacks.begin()
-        undo(self._callbacks.end)
+        self._collector.begin()
+        undo(self._collector.end)
         undo(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         forget = weakref.ref(self)
         # a forked child writes nothing: its log would be lost

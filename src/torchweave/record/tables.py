@@ -27,7 +27,7 @@ from torchweave.trace.log import (
 _T = TypeVar("_T", bound=Table)
 _SPAN, _EVENT, _MOMENT, _USE, _COLLECTION, _STREAM = 5, 6, 4, 4, 4, 4
 # the rows of operators and of their memory begin with the operator's number: it is what joins them to their event
-_OPERATOR, _ACCESS = 3, 5
+_OPERATOR, _ACCESS = 2, 5
 
 
 class Tables:
@@ -36,7 +36,7 @@ class Tables:
     Attributes:
         spans: Rows as `Spans` has columns, one behind the other; `spans.extend(row)` appends one.
         events: As `Events`; `b` of an operator is its number.
-        operators: Number, name, first event.
+        operators: Number, name.
         accesses: Number of the operator, then as `Accesses`.
         samples: As `Moments`.
         uses: As `Uses`.
@@ -59,11 +59,6 @@ class Tables:
     def num_spans(self) -> int:
         """How many calls there are."""
         return len(self.spans) // _SPAN
-
-    @property
-    def num_events(self) -> int:
-        """How many events there are."""
-        return len(self.events) // _EVENT
 
     def into(self, log: Log) -> None:
         """Write all rows into the columns of a log."""
@@ -148,8 +143,8 @@ def _joined(operators: list[int], accesses: list[int]) -> tuple[Operators, Acces
         memory.setdefault(accesses[at], []).extend(accesses[at + 1 : at + _ACCESS])
     found, flat, rows = Operators(), list[int](), dict[int, int]()
     width = _ACCESS - 1
-    for number, name, begin in sorted(zip(*(operators[column::_OPERATOR] for column in range(_OPERATOR)), strict=True)):
+    for number, name in sorted(zip(*(operators[column::_OPERATOR] for column in range(_OPERATOR)), strict=True)):
         rows[number] = len(found)
-        _append(found, (name, begin, len(flat) // width))
+        _append(found, (name, len(flat) // width))
         flat += memory.get(number, [])
     return found, Accesses(*(flat[column::width] for column in range(width))), rows

@@ -16,7 +16,7 @@ from typing import cast
 
 from torchweave.record.pairs import measured_pairs
 from torchweave.record.tables import MadeStreams, Numbers, Tables
-from torchweave.trace.log import OP, Log
+from torchweave.trace.log import IN_BACKWARD, OP, Log
 
 # taken before anybody wraps it
 now: Callable[[], int] = time.time_ns
@@ -104,26 +104,37 @@ class Writer:
         """Write down a call that ends now."""
         self.tables.spans.extend((begin, now(), self.thread(), place, name))
 
-    def event(self, kind: int, place: int, a: int = 0, b: int = 0) -> None:
-        """Write down what was asked of the device."""
-        self.tables.events.extend((kind, now(), self.thread(), place, a, b))
+    def event(self, kind: int, place: int, a: int = 0, b: int = 0, *, task: int = -1) -> None:
+        """Write down what was asked of the device.
 
-    def operator(self, name: int, place: int, first_event: int, memory: Sequence[int], stream: int) -> None:
+        Args:
+            kind: What, as `Events` has it.
+            place: Row of its place.
+            a: As `Events` has it.
+            b: As `Events` has it.
+            task: Autograd's number of the backward that asked, -1 for none.
+        """
+        at, thread = now(), self.thread()
+        within = (IN_BACKWARD, at, thread, place, task, 0) if task >= 0 else ()
+        # by one call: no other thread's row comes between the two
+        self.tables.events.extend((*within, kind, at, thread, place, a, b))
+
+    def operator(self, name: int, place: int, memory: Sequence[int], stream: int, *, task: int = -1) -> None:
         """Write down an operator with the memory that it touched.
 
         Args:
             name: Row of its name.
             place: Row of its place.
-            first_event: How many events there were when it began.
             memory: For each tensor base, low, high and flags, as `Accesses` has them.
             stream: The stream that it was sent to.
+            task: As of `event`.
         """
         number, tables = next(self._operators), self.tables
         # the event last: whoever reads it finds the rest
         rows = [value for at in range(0, len(memory), 4) for value in (number, *memory[at : at + 4])]
         tables.accesses.extend(rows)
-        tables.operators.extend((number, name, first_event))
-        tables.events.extend((OP, now(), self.thread(), place, stream, number))
+        tables.operators.extend((number, name))
+        self.event(OP, place, stream, number, task=task)
 
     def place_or_backward(self, frame: FrameType | None) -> int:
         """Return the row of a place; on a thread without lines, that of the running `backward()`."""

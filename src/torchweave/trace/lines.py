@@ -15,8 +15,8 @@ from torchweave.trace.timeline import Ints, Spans, Timeline, Waits
 ANCHOR = "torchweave.clock"
 # A stretch of a thread this long without a call of which the line is known gets a line from samples.
 _GAP_NS = 1_000_000
-# A callback comes this long after its call's begin, at most; and two clocks differ by so much.
-_CALLBACK_NS, _SLACK_NS = 5_000_000, 20_000
+# An event is written down this long after its call's begin, at most; and two clocks differ by so much.
+_LATE_NS, _SLACK_NS = 5_000_000, 20_000
 # what the program wrote for an operator of another name
 _WRITTEN = {"_local_scalar_dense": "item", "_to_copy": "to"}
 _VARIABLES = {
@@ -275,6 +275,6 @@ def _calls_of(timeline: Timeline, codes: Mapping[int, int], kind: int, name: str
         if of != kind or mine is None or len(mine) == 0:
             continue
         found = int(np.searchsorted(calls.begin[mine], at + _SLACK_NS, side="right")) - 1
-        if found >= 0 and at - int(calls.begin[mine[found]]) <= _CALLBACK_NS:
+        if found >= 0 and at - int(calls.begin[mine[found]]) <= _LATE_NS:
             result[row] = int(mine[found])
     return result

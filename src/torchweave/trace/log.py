@@ -12,19 +12,26 @@ import msgspec
 
 from torchweave.errors import UnreadableInputError
 
-SCHEMA = 1
+# 2: order is written down where the program asks for it, and no longer where torch does
+SCHEMA = 2
 
-# the values of `Events.kind`, and what `a` and `b` mean there
+# the values of `Events.kind`, and what `a` and `b` mean there; 4 and 9 are only in recordings of form 1
 OP = 0  # an operator's end: stream, row in `Operators`
 RECORD, WAIT = 1, 2  # event, stream
 ALLOCATE = 3  # address, stream that the pool belongs to
-FREE = 4  # address
 SYNC_DEVICE = 5
 SYNC_STREAM = 6  # stream
 SYNC_EVENT = 7  # event
 KEEP = 8  # `record_stream`: address, stream
-EVENT_GONE = 9  # event
 DRIVER_FREE = 10  # memory went back to the driver, which waits for the device
+JOIN = 11  # torch lets them wait by itself: stream, the stream whose work so far it waits for
+BACKWARD, BACKWARD_END = 12, 13  # number of the call, a stream that is current where it was called
+IN_BACKWARD = 14  # what the next row holds was asked for within a backward: autograd's number of it
+
+# in place of a stream: the one, or ones, that collectives have for themselves
+COLLECTIVES = -1
+# in place of an event: one whose record nobody saw
+UNSEEN = -1
 
 
 class Table(msgspec.Struct):
@@ -85,12 +92,10 @@ class Operators(Table):
 
     Attributes:
         name: Row of `Log.names`.
-        begin: Row of `Log.events` that came first after it began.
         first: Its first row of `Log.accesses`; the last ends where the next operator's begin.
     """
 
     name: list[int] = _column()
-    begin: list[int] = _column()
     first: list[int] = _column()
 
 
