@@ -88,8 +88,27 @@ def forward_step(text, device):
     return forward_step_func
 
 
+@contextlib.contextmanager
+def groups_of_ranks(tensor, expert):
+    """Make Megatron's groups, some thirty that belong to the process, for all models inside.
+
+    Args:
+        tensor: Ranks that share each layer.
+        expert: Ranks that share the experts.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about Apex and Transformer Engine, which are not there
+        from megatron.core import parallel_state
+
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor, expert_model_parallel_size=expert)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
 class Gpt:
-    """The first half of a GPT with the embedding, and the second half with the head.
+    """The first half of a GPT with the embedding, and the second half with the head; within `groups_of_ranks`.
 
     Args:
         tensor: Ranks that share each layer.
@@ -103,17 +122,12 @@ class Gpt:
     def __init__(self, tensor, expert, device, *, wrapped=False, text=Text(), **more):  # noqa: B008
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about Apex and Transformer Engine, which are not there
-            from megatron.core import parallel_state
             from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
             from megatron.core.models.gpt import GPTModel
             from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
             from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
             from megatron.core.transformer.transformer_config import TransformerConfig
 
-            self._close = parallel_state.destroy_model_parallel
-            parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=tensor, expert_model_parallel_size=expert
-            )
             get_cuda_rng_tracker().reset()
             torch.manual_seed(1)
             model_parallel_cuda_manual_seed(123)
@@ -186,7 +200,3 @@ class Gpt:
         loss.detach_()
         torch.autograd.backward([output], [leaf.grad])
         return losses
-
-    def close(self):
-        """Forget Megatron's groups, which belong to the process."""
-        self._close()

@@ -214,19 +214,19 @@ def megatron(setup: Setup) -> None:
     for tensor, expert in ((2, 1), (1, 2)):
         if setup.is_over():
             return
-        gpt = megatron_gpt.Gpt(tensor, expert, setup.device, text=text, **more)
-        parameters = [parameter for chunk in gpt.chunks for parameter in chunk.parameters()]
-        pairs = {ALONE: megatron_gpt.plain_pair}
-        pairs |= {name: partial(overlapped_forward_backward, strategy=name) for name in STRATEGIES}
-        compare(
-            setup,
-            {"framework": "megatron-core", "tensor_parallel": tensor, "expert_parallel": expert, **text._asdict()},
-            {name: partial(_megatron_step, gpt, pair) for name, pair in pairs.items()},
-            parameters,
-            text.microbatches * text.batch * text.length * (1 if tensor > 1 else 2),
-            warn_only=True,
-        )
-        gpt.close()
+        with megatron_gpt.groups_of_ranks(tensor, expert):
+            gpt = megatron_gpt.Gpt(tensor, expert, setup.device, text=text, **more)
+            parameters = [parameter for chunk in gpt.chunks for parameter in chunk.parameters()]
+            pairs = {ALONE: megatron_gpt.plain_pair}
+            pairs |= {name: partial(overlapped_forward_backward, strategy=name) for name in STRATEGIES}
+            compare(
+                setup,
+                {"framework": "megatron-core", "tensor_parallel": tensor, "expert_parallel": expert, **text._asdict()},
+                {name: partial(_megatron_step, gpt, pair) for name, pair in pairs.items()},
+                parameters,
+                text.microbatches * text.batch * text.length * (1 if tensor > 1 else 2),
+                warn_only=True,
+            )
         engine().close()
 
 

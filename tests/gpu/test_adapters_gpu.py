@@ -113,11 +113,20 @@ def test_a_v_on_one_rank_is_bit_equal_to_itself_left_alone(adapter, strategy, sl
     assert overlaps[-1] > 0 or strategy != "turns", overlaps
 
 
+@pytest.fixture(scope="module")
+def megatron_groups(group):
+    """Made once: NCCL took about a minute to leave the groups that Megatron makes for twelve models."""
+    from measuring.megatron_gpt import groups_of_ranks
+
+    with groups_of_ranks(1, 1):
+        yield
+
+
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
 @pytest.mark.filterwarnings("ignore")  # Megatron's, about Apex, Transformer Engine and its own next version
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("is_mixture", [False, True], ids=["dense", "mixture of experts"])
-def test_a_gpt_of_megatron_trains_alike_with_and_without_weave(strategy, is_mixture):
+def test_a_gpt_of_megatron_trains_alike_with_and_without_weave(strategy, is_mixture, megatron_groups):
     """On one rank Megatron's layers communicate nothing: what is shown is that its own CUDA parts bear two strands."""
     from measuring.megatron_gpt import EXPERTS, Gpt, plain_pair, without_transformer_engine
 
@@ -125,9 +134,7 @@ def test_a_gpt_of_megatron_trains_alike_with_and_without_weave(strategy, is_mixt
 
     def train(pair):
         model = Gpt(1, 1, "cuda", **(EXPERTS if is_mixture else {}))
-        told = [model.step(pair) for _ in range(3)]
-        model.close()
-        return told
+        return [model.step(pair) for _ in range(3)]
 
     with pytest.MonkeyPatch.context() as patch:
         without_transformer_engine(patch)

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 from adapter_cases import overlapped_ns
 from harness import check_equal
-from measuring.megatron_gpt import Gpt, on_cpu, plain_pair, without_transformer_engine
+from measuring.megatron_gpt import Gpt, groups_of_ranks, on_cpu, plain_pair, without_transformer_engine
 
 from torchweave.adapters.megatron import overlapped_forward_backward
 from torchweave.engine.pair import engine
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.skipif(
 def train(tensor, expert, more, strategy):
     """Return the losses and gradients of all steps, and how long the strands overlapped in each, ns."""
     pair = plain_pair if strategy is None else functools.partial(overlapped_forward_backward, strategy=strategy)
+    results, overlaps = [], []
     with pytest.MonkeyPatch.context() as patch:
         on_cpu(patch)
         without_transformer_engine(patch)
-        model = Gpt(tensor, expert, "cpu", **more)
-        results, overlaps = [], []
-        for _ in range(NUM_STEPS):
-            with engine().observe() as log:
-                results.append(model.step(pair))
-            overlaps.append(overlapped_ns(log.spans))
-        model.close()
+        with groups_of_ranks(tensor, expert):
+            model = Gpt(tensor, expert, "cpu", **more)
+            for _ in range(NUM_STEPS):
+                with engine().observe() as log:
+                    results.append(model.step(pair))
+                overlaps.append(overlapped_ns(log.spans))
     return results, overlaps
 
 
