@@ -49,6 +49,11 @@ STEPS = {
     "doctor": Step("{python} -m torchweave doctor --json", limit_s=120.0),
     "watch_1": Step("{python} benchmarks/watch_scripts.py --part 1/2 --out {out}/watch_1.json"),
     "watch_2": Step("{python} benchmarks/watch_scripts.py --part 2/2 --out {out}/watch_2.json"),
+    # the recording of the question's script that the README shows
+    "question": Step(
+        "{python} -m torchweave why --save {out}/question.twr tests/gpu/scripts/seed_overlapped_forward_backward.py",
+        limit_s=60.0,
+    ),
     "goals": Step("{python} benchmarks/one_gpu.py --out {out} --limit-s 480"),
     "peers": Step("{python} benchmarks/peers_run.py --out {out}", limit_s=300.0),
     "pipeline": Step("{python} benchmarks/pipeline_one_gpu.py --out {out}/pipeline_one_gpu.json", limit_s=300.0),

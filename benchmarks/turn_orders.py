@@ -239,7 +239,7 @@ def _measured(row: Row, slower: float, rounds: int) -> dict[str, object]:
     backward, forward = _sleeping(row.backward, slower), _sleeping(row.forward, slower)
     for _ in range(MOST_TRIED):
         decision = engine().decision(forward, backward)
-        if decision is not None and decision.trial.has_chosen(1):
+        if decision is not None and decision.trial.is_settled:
             break
         weave(forward, backward)
     ways: dict[str, Callable[[], None]] = {

@@ -113,7 +113,7 @@ def test_one_candidate_is_taken_without_a_trial(monkeypatch):
     rank = Rank(monkeypatch, candidates=("turns",), why_not="not tried here")
     assert set(rank.run(300, {"turns": 1.0})) == {"turns"}
     assert rank.shared == []
-    assert rank.trial.has_chosen(2)
+    assert rank.trial.is_settled
     assert rank.trial.reason == "not tried here"
 
 
@@ -161,10 +161,10 @@ def test_all_are_tried_again_later_and_later(monkeypatch):
     grown = {"turns": 5.0, "streams": 8.0, "serial": 10.0}
     settled = "serial"
     for index in range(3):
-        assert not rank.trial.has_chosen(index + 1)
+        assert not rank.trial.is_settled
         # the first of them reads what all ranks said
         assert set(rank.run(AGAIN_AFTER * AGAIN_FACTOR**index, grown)) == {settled}
-        assert rank.trial.has_chosen(index + 1)
+        assert rank.trial.is_settled
         assert rank.run(UNTIL_CHOSEN - 1, grown)[:TRIED] == list(ALL) * ROUNDS
         settled = "turns"
 

@@ -29,8 +29,9 @@ MARGIN = 0.01
 # After so many pairs the choice is compared with what serial took, over so many of them.
 WATCH_EVERY, WATCHED = 128, 8
 # A program's first pairs are not like those that follow: its allocator still grows, its kernels are still loaded. All
-# are tried again so many pairs after the first choice, and each time after so many times as many.
-AGAIN_AFTER, AGAIN_FACTOR = 32, 4
+# are tried again so many pairs after the first choice, and each time after so many times as many: a trial has pairs
+# that are slower than serial ones.
+AGAIN_AFTER, AGAIN_FACTOR = 128, 4
 
 Times: TypeAlias = dict[str, float]
 # Says this rank's times under a name, and returns a function that returns every connected rank's.
@@ -80,7 +81,7 @@ class Trial:
         self._number = self._num_trials = 0
         self._trying = len(self._candidates) > 1
         self._again_after, self._again_at = AGAIN_AFTER, 0
-        self.num_pairs = self.num_choices = 0
+        self.num_pairs = 0
         # what each strategy takes, ms: the slowest rank's
         self.times_ms: Times = {}
         self.choice = self._candidates[0]
@@ -100,9 +101,15 @@ class Trial:
             sample.end()
             self._samples.append((strategy, sample))
 
-    def has_chosen(self, times: int) -> bool:
-        """Whether a strategy has been chosen so often; at once where there is nothing to choose."""
-        return not self._trying and (self.num_choices >= times or len(self._candidates) == 1)
+    @property
+    def is_settled(self) -> bool:
+        """Whether one strategy has been chosen, for now."""
+        return not self._trying
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """What may run this kind."""
+        return self._candidates
 
     def _try_again(self) -> None:
         self._trying, self._number = True, 0
@@ -158,7 +165,6 @@ class Trial:
             return
         self.times_ms = times_ms
         self._trying, self._number = False, 0
-        self.num_choices += 1
         self._again_at = self.num_pairs + self._again_after
         self._again_after *= AGAIN_FACTOR
         # what was found stays one of them; it is not searched again

@@ -25,7 +25,7 @@ NUM_MICROBATCHES = 4
 RunPair: TypeAlias = Callable[..., torch.Tensor]
 
 # so many pairs are enough for `auto` to choose, whatever it has to try
-MOST_TRIED = 120
+MOST_TRIED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +168,30 @@ class Subject:
             dist.all_gather_object(verdicts, equal, group=self.group)
         return all(verdicts)
 
-    def settle(self, weave: RunPair, num_choices: int = 1) -> str:
+    def settle(self, weave: RunPair, num_before: int = 0) -> str:
         """Run pairs until `auto` has chosen a strategy for them, and return which runs them.
 
         Args:
-            weave: Runs a pair.
-            num_choices: How often it has to have chosen: the second choice sees an allocator that has grown.
+            weave: Runs a pair, by the `strategy=` that it is given.
+            num_before: So many pairs run by each strategy before that: an allocator that has grown gives other times.
         """
-        for _ in range(MOST_TRIED):
+        for number in range(MOST_TRIED):
             forward, backward = self._prepare()
             decision = engine().decision(forward, backward)
-            if decision is not None and decision.trial.has_chosen(num_choices):
+            if decision is not None and decision.trial.is_settled:
                 break
             weave(forward=forward, backward=backward)
             del forward, backward
+            if number == 0:
+                self._run_before(weave, num_before)
         return self.strategy()
+
+    def _run_before(self, weave: RunPair, num_before: int) -> None:
+        decision = engine().decision(*self._prepare())
+        for strategy in decision.trial.candidates * num_before if decision is not None else ():
+            forward, backward = self._prepare()
+            weave(forward=forward, backward=backward, strategy=strategy)
+            del forward, backward
 
     def strategy(self) -> str:
         """Return which strategy `auto` runs pairs by now."""
