@@ -1,5 +1,6 @@
 """The baton that two strands hand to each other."""
 
+import ctypes
 import threading
 
 import pytest
@@ -42,16 +43,23 @@ def test_a_wait_has_a_limit(awake):
     assert not Baton(awake=awake).take(0.01)
 
 
-def test_who_waits_awake_leaves_the_interpreter_to_others():
+def test_who_waits_awake_leaves_the_interpreter_to_others(monkeypatch):
     """Catches a wait that keeps the other strand, which it waits for, from running Python."""
-    baton, ran = Baton(awake=True), []
-    waiter = threading.Thread(target=lambda: ran.append(baton.take(LIMIT_S)))
+    # some seconds: who keeps the interpreter looks until the end, and finds nothing
+    monkeypatch.setattr(baton_module, "_LOOKS", ctypes.c_size_t(2_000_000_000))
+    baton, found, begins = Baton(awake=True), [], threading.Event()
+
+    def look():
+        begins.set()
+        found.append(baton._look())
+
+    waiter = threading.Thread(target=look)
     waiter.start()
-    total = sum(range(100_000))
+    assert begins.wait(LIMIT_S)
     baton.hand()
     waiter.join(LIMIT_S)
-    assert ran == [True]
-    assert total == 4_999_950_000
+    assert found == [ctypes.addressof(baton._cell)]
+    assert baton.take(LIMIT_S)
 
 
 def test_a_c_library_without_the_functions_only_sleeps(monkeypatch):
@@ -59,7 +67,6 @@ def test_a_c_library_without_the_functions_only_sleeps(monkeypatch):
     monkeypatch.setattr(baton_module.ctypes, "CDLL", lambda _: object())
     assert baton_module._find() is None
     monkeypatch.setattr(baton_module, "_FIND", None)
-    assert not may_stay_awake()
     baton = Baton(awake=True)
     assert not baton.take(0.01)
     baton.hand()

@@ -178,6 +178,9 @@ def test_a_choice_that_stays_good_is_kept_and_watched(monkeypatch):
     rank.shared.clear()
     assert set(rank.run(3 * WATCH_EVERY, cost)) == {"turns"}
     assert [times for _, times in rank.shared] == [{"turns": 5.0}] * 3
+    numbers = [int(number) for number, _ in rank.shared]
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert rank.trial.num_pairs == 2 * (UNTIL_CHOSEN - 1) + AGAIN_AFTER + 3 * WATCH_EVERY
 
 
 def test_a_pair_that_fails_counts_and_has_no_time(monkeypatch):

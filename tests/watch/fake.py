@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from torchweave.record.device import about_process, leave_anchors, profiler
+from torchweave.record.session import Session
 from torchweave.record.writer import now
 
 DEVICE = {
@@ -120,3 +121,14 @@ class FakeDevice:
 
     def others(self) -> list[str]:
         return []
+
+
+def watched(block, device=None, **options):
+    """Return the log of a block."""
+    session = Session(device or FakeDevice(), **options)
+    session.begin()
+    try:
+        block()
+    finally:
+        recording = session.end()
+    return recording.log

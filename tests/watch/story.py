@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torchweave.diagnose.races import DENSE, WRITTEN
 from torchweave.trace.log import (
     ALLOCATE,
     BACKWARD,
     BACKWARD_END,
     COLLECTIVES,
+    DENSE,
     DRIVER_FREE,
     IN_BACKWARD,
     JOIN,
@@ -18,6 +18,7 @@ from torchweave.trace.log import (
     SYNC_EVENT,
     SYNC_STREAM,
     WAIT,
+    WRITTEN,
     Log,
 )
 

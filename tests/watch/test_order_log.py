@@ -9,7 +9,7 @@ import fake_cuda
 import pytest
 import torch
 import torch.distributed as dist
-from fake import FakeDevice
+from fake import FakeDevice, watched
 from torch.cuda import _gpu_trace
 from torch.distributed import _functional_collectives as functional
 
@@ -17,7 +17,6 @@ from torchweave.diagnose.races import races
 from torchweave.record import writer
 from torchweave.record.dispatch import Operators, _Call
 from torchweave.record.plans import Does, Plan
-from torchweave.record.session import Session
 from torchweave.trace.log import (
     ALLOCATE,
     BACKWARD,
@@ -36,17 +35,6 @@ from torchweave.trace.log import (
 )
 
 HERE = 0x1000 + 7
-
-
-def watched(block, device=None):
-    """Return the log of a block."""
-    session = Session(device or FakeDevice())
-    session.begin()
-    try:
-        block()
-    finally:
-        recording = session.end()
-    return recording.log
 
 
 def rows(log, *but):

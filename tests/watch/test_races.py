@@ -7,7 +7,7 @@ import random
 import pytest
 from story import Story
 
-from torchweave.diagnose.races import WRITTEN, races
+from torchweave.diagnose.races import races
 from torchweave.trace.log import (
     COLLECTIVES,
     OP,
@@ -17,6 +17,7 @@ from torchweave.trace.log import (
     SYNC_STREAM,
     UNSEEN,
     WAIT,
+    WRITTEN,
 )
 
 A, B, C = 21, 25, 29

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fake import FakeDevice
+from fake import FakeDevice, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchweave as tw
@@ -26,17 +26,6 @@ from torchweave.watching import Watch
 
 # names of Python files here are told from the folder that pytest was started in
 HERE = "test_recorder.py"
-
-
-def watched(block, device=None, **options):
-    """Return the log of a block."""
-    session = Session(device or FakeDevice(), **options)
-    session.begin()
-    try:
-        block()
-    finally:
-        recording = session.end()
-    return recording.log
 
 
 def lines(log, name):

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchweave.diagnose.order import Clock, Order
-from torchweave.trace.log import ALLOCATE, COLLECTIVES, IN_BACKWARD, KEEP, OP, Log
+from torchweave.trace.log import ALLOCATE, COLLECTIVES, DENSE, IN_BACKWARD, KEEP, OP, WRITTEN, Log
 
-WRITTEN, DENSE = 1, 2
 # of a use: torch keeps its memory until it is over
 _KEPT = 4
 

@@ -65,11 +65,15 @@ class Baton:
         return True
 
 
+def batons() -> dict[str, Baton]:
+    """Return one for each strand, both away."""
+    awake = may_stay_awake()
+    return {"forward": Baton(awake=awake), "backward": Baton(awake=awake)}
+
+
 def may_stay_awake() -> bool:
     """Whether this process has processors to spare for waiting: it uses a GPU, and several processors for each."""
-    if not torch.cuda.is_initialized() or _FIND is None:
-        return False
-    return _num_processors() >= _ENOUGH_PROCESSORS * torch.cuda.device_count()
+    return torch.cuda.is_initialized() and _num_processors() >= _ENOUGH_PROCESSORS * torch.cuda.device_count()
 
 
 def _num_processors() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from torchweave.engine.baton import Baton, may_stay_awake
+from torchweave.engine.baton import batons
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.lanes import ForwardLane, Lanes
@@ -34,8 +34,7 @@ class Streams(Conduct):
         self._forward_lane = ForwardLane(lanes)
         # Each strand waits at a gate of its own, which the other one alone opens. Whoever waits says so before it looks
         # at what it waits for, and whoever changes that looks afterwards whether somebody waits: no lock is needed.
-        awake = may_stay_awake()
-        self._gates = {"forward": Baton(awake=awake), "backward": Baton(awake=awake)}
+        self._gates = batons()
         self._waiting: set[str] = set()
         # all channels are known: a strand that meets another one is refused
         self._patience_s = self.patience_s

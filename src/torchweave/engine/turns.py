@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchweave.engine.baton import Baton, may_stay_awake
+from torchweave.engine.baton import batons
 from torchweave.engine.channels import Channel
 from torchweave.engine.conduct import Conduct, unprovable, where_threads_stand
 from torchweave.engine.observe import Log
@@ -41,8 +41,7 @@ class Turns(Conduct):
         self._kept = kept._asdict()
         # all channels are known: a strand that meets another one is refused
         self._patience_s = self.patience_s
-        awake = may_stay_awake()
-        self._batons = {"forward": Baton(awake=awake), "backward": Baton(awake=awake)}
+        self._batons = batons()
         self._holder = "backward"
         self.initial: Saved = (Shared.capture(), self._passes())
 

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchweave.record.device import pointer_of
 from torchweave.record.order import Handed
-from torchweave.record.plans import DENSE, WRITTEN, Does, Plan, plan_of
+from torchweave.record.plans import Does, Plan, plan_of
 from torchweave.record.writer import Writer, now
-from torchweave.trace.log import ALLOCATE, COLLECTIVES, JOIN, KEEP, SYNC_STREAM
+from torchweave.trace.log import ALLOCATE, COLLECTIVES, DENSE, JOIN, KEEP, SYNC_STREAM, WRITTEN
 
 
 class Operators(TorchDispatchMode):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchweave.record.writer import Writer
+from torchweave.trace.log import WRITTEN
 
-WRITTEN, DENSE = 1, 2
 # these make memory and leave it as it is
 _NO_WRITE = re.compile(r"^aten::(?:new_)?empty(?:_like|_strided|_permuted|_quantized)?$")
 # and these change only what a tensor says of itself

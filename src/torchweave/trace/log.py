@@ -33,6 +33,9 @@ COLLECTIVES = -1
 # in place of an event: one whose record nobody saw
 UNSEEN = -1
 
+# of an access: its memory was written; every byte between the first and the last was touched
+WRITTEN, DENSE = 1, 2
+
 
 class Table(msgspec.Struct):
     """Columns of one length."""
@@ -106,7 +109,7 @@ class Accesses(Table):
         base: Address of the allocation.
         low: First byte.
         high: Behind the last byte.
-        flags: 1 where it was written, 2 where every byte between was touched.
+        flags: WRITTEN and DENSE.
     """
 
     base: list[int] = _column()
